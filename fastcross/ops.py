@@ -1,0 +1,90 @@
+"""torch.library registrations: each kernel as an opaque operator with a shape rule, for autograd and torch.compile.
+
+Operands are 2-D: rows (M, d) with unit column stride, parameters as in the public interface. ``backend`` names the
+module whose launcher runs; both modules have the same functions. ``needs`` says which gradients to compute, in the order
+of the results; the others come back empty. ``p`` is all that the forward pass keeps for the backward pass: the dots
+x0·w_l, one row per layer (and per output of the head), in the accumulation dtype; empty unless ``keep_p``.
+"""
+
+import functools
+import importlib
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from fastcross.kernels.rows import accumulation_dtype, empty_rows
+
+_SCHEMAS = {
+    "cross_layer_fwd": "(Tensor x0, Tensor x, Tensor w, Tensor? b, str backend) -> Tensor",
+    "cross_layer_bwd": "(Tensor dy, Tensor x0, Tensor x, Tensor w, bool[] needs, str backend)"
+    " -> (Tensor dx0, Tensor dx, Tensor dw, Tensor db)",
+    "cross_network_fwd": "(Tensor x0, Tensor w, Tensor? b, bool keep_p, str backend) -> (Tensor y, Tensor p)",
+    "cross_network_bwd": "(Tensor dy, Tensor x0, Tensor w, Tensor? b, Tensor p, bool[] needs, str backend)"
+    " -> (Tensor dx0, Tensor dw, Tensor db)",
+    "cross_logits_fwd": "(Tensor x0, Tensor w, Tensor? b, Tensor v, bool keep_p, str backend) -> (Tensor z, Tensor p)",
+    "cross_logits_bwd": "(Tensor dz, Tensor x0, Tensor w, Tensor? b, Tensor v, Tensor p, bool[] needs, str backend)"
+    " -> (Tensor dx0, Tensor dw, Tensor db, Tensor dv)",
+}
+_MODULES = {"triton": "fastcross.kernels.gpu", "numba": "fastcross.kernels.cpu"}
+
+
+@functools.cache
+def _launchers(backend: str) -> ModuleType:
+    """The backend's module, imported at its first call: Triton and Numba are slow to import."""
+    return importlib.import_module(_MODULES[backend])
+
+
+def _launch(name: str):
+    def run(*args):
+        *operands, backend = args
+        return getattr(_launchers(backend), name)(*operands)
+
+    return run
+
+
+def _needed(x: Tensor, needed: bool, like=torch.empty_like) -> Tensor:
+    return like(x) if needed else x.new_empty(0)
+
+
+def _cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str) -> Tensor:
+    return empty_rows(x0)
+
+
+def _cross_layer_bwd(
+    dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, needs: list[bool], backend: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dx0, dx = _needed(x0, needs[0], empty_rows), _needed(x, needs[1], empty_rows)
+    return dx0, dx, _needed(w, needs[2]), _needed(w, needs[3])
+
+
+def _cross_network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool, backend: str) -> tuple[Tensor, Tensor]:
+    p = x0.new_empty((w.shape[0], x0.shape[0]) if keep_p else (0,), dtype=accumulation_dtype(x0, w, b))
+    return empty_rows(x0), p
+
+
+def _cross_network_bwd(
+    dy: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, p: Tensor, needs: list[bool], backend: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    return _needed(x0, needs[0], empty_rows), _needed(w, needs[1]), _needed(w if b is None else b, needs[2])
+
+
+def _cross_logits_fwd(
+    x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p: bool, backend: str
+) -> tuple[Tensor, Tensor]:
+    shape = (w.shape[0] + v.shape[0], x0.shape[0]) if keep_p else (0,)
+    p = x0.new_empty(shape, dtype=accumulation_dtype(x0, w, b, v))
+    return x0.new_empty((x0.shape[0], v.shape[0])), p
+
+
+def _cross_logits_bwd(
+    dz: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, p: Tensor, needs: list[bool], backend: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return *_cross_network_bwd(dz, x0, w, b, p, needs, backend), _needed(v, needs[3])
+
+
+_LIBRARY = torch.library.Library("fastcross", "DEF")
+for _name, _schema in _SCHEMAS.items():
+    _LIBRARY.define(_name + _schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order))
+    _LIBRARY.impl(_name, _launch(_name), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"fastcross::{_name}", globals()[f"_{_name}"], lib=_LIBRARY)

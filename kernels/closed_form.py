@@ -1,0 +1,68 @@
+"""The closed form of the cross network in plain PyTorch operations.
+
+The layers of one network share x0, so every x_l is a per-row scalar times x0 plus a vector common to all rows:
+
+    x_l = α_l x0 + β_l
+    p_l = x0·w_l        c_l = β_l·w_l
+    α_0 = 1,  α_{l+1} = α_l (1 + p_l) + c_l
+    β_0 = 0,  β_{l+1} = β_l + b_l
+
+so that y = x_L = α_L x0 + β_L, and for a head V the logits are z = α_L (x0 Vᵀ) + β_L Vᵀ.
+
+Any device, any floating dtype, differentiable as often as one likes: the fallback where no kernel fits, and the path of
+second derivatives. Sums run in float32 for half-precision storage and in float64 for float64. Here PyTorch's own
+operators do the work: x0 is read twice and written once, whatever the depth; the fused kernels read it once.
+"""
+
+import contextlib
+
+import torch
+from fastcross.kernels.rows import accumulation_dtype
+from torch import Tensor
+
+
+def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = x0 (x·w) + b + x."""
+    dtype = accumulation_dtype(x0, x, weight, bias)
+    with _without_autocast(x0):
+        s = (x.to(dtype) @ weight.to(dtype)).unsqueeze(-1)
+        y = x + s * x0 if bias is None else x + s * x0 + bias
+        return y.to(x0.dtype)
+
+
+def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """y = α_L x0 + β_L."""
+    dtype = accumulation_dtype(x0, weight, bias)
+    with _without_autocast(x0):
+        alpha, beta = _alpha_beta(x0.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+        y = alpha.unsqueeze(-1) * x0
+        return (y if beta is None else y + beta).to(x0.dtype)
+
+
+def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor) -> Tensor:
+    """z = α_L q + β_L Vᵀ with q = x0 Vᵀ: the cross output x_L is never formed."""
+    dtype = accumulation_dtype(x0, weight, bias, head)
+    with _without_autocast(x0):
+        rows, v = x0.to(dtype), head.to(dtype)
+        alpha, beta = _alpha_beta(rows, weight.to(dtype), None if bias is None else bias.to(dtype))
+        z = alpha.unsqueeze(-1) * (rows @ v.T)
+        return (z if beta is None else z + v @ beta).to(x0.dtype)
+
+
+def _alpha_beta(x0: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """The recurrence: α_L per row, β_L per feature (None without biases)."""
+    p = x0 @ weight.T
+    alpha, beta = torch.ones_like(x0[..., 0]), None
+    for layer in range(weight.shape[0]):
+        step = alpha * (1 + p[..., layer])
+        alpha = step if beta is None else step + beta @ weight[layer]
+        if bias is not None:
+            beta = bias[layer] if beta is None else beta + bias[layer]
+    return alpha, beta
+
+
+def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Autocast would round the dots to half precision; these sums are float32 on purpose."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()

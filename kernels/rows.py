@@ -1,0 +1,27 @@
+"""How rows lie in memory and what they are summed in: what every backend and every shape rule agrees on."""
+
+import torch
+from torch import Tensor
+
+# A row stride within this many elements of d is padding, made for aligned loads, and outputs keep it.
+MAX_PADDING = 64
+
+
+def accumulation_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """float64 where any operand is, else float32: what dots, the recurrence and weight gradients are summed in."""
+    return torch.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else torch.float32
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """(..., d) -> (M, d) with unit column stride; a view wherever the strides allow it."""
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
+
+
+def empty_rows(x: Tensor) -> Tensor:
+    """An uninitialised tensor like the rows ``x``, with the same padding between rows."""
+    rows, d = x.shape
+    stride = x.stride(0)
+    padded = d < stride <= d + MAX_PADDING
+    return x.new_empty_strided((rows, d), (stride, 1)) if padded else x.new_empty((rows, d))
