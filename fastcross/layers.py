@@ -49,8 +49,8 @@ class CrossNetwork(nn.Module):
     """L cross layers: ``x_{l+1} = x0 (x_lᵀ w_l) + b_l + x_l``, returning ``x_L``, in one pass over ``x0``.
 
     Initialisation: w_l ~ N(0, 1/(d·L)), b_l = 0. For unit-variance x0 each factor 1 + x0ᵀw_l of the output then has
-    second moment 1 + 1/L, and their product at most e whatever the depth: an untrained deep network stays finite in half
-    precision.
+    second moment 1 + 1/L, and their product at most e whatever the depth: an untrained deep network stays finite in
+    half precision.
 
     Args:
         in_features: d.

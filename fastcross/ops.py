@@ -1,9 +1,9 @@
 """torch.library registrations: each kernel as an opaque operator with a shape rule, for autograd and torch.compile.
 
 Operands are 2-D: rows (M, d) with unit column stride, parameters as in the public interface. ``backend`` names the
-module whose launcher runs; both modules have the same functions. ``needs`` says which gradients to compute, in the order
-of the results; the others come back empty. ``p`` is all that the forward pass keeps for the backward pass: the dots
-x0·w_l, one row per layer (and per output of the head), in the accumulation dtype; empty unless ``keep_p``.
+module whose launcher runs; both modules have the same functions. ``needs`` says which gradients to compute, in the
+order of the results; the others come back empty. ``p`` is all that the forward pass keeps for the backward pass: the
+dots x0·w_l, one row per layer (and per output of the head), in the accumulation dtype; empty unless ``keep_p``.
 """
 
 import functools
