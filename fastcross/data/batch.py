@@ -1,0 +1,61 @@
+"""What a model is fed with: one batch of rows, and the schema that says what its columns are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Bag:
+    """A multi-valued feature of B rows, as EmbeddingBag takes it: row i owns values[offsets[i] : offsets[i + 1]]."""
+
+    values: Tensor  # (n,) int64
+    offsets: Tensor  # (B,) int64, the start of each row's values
+    weights: Tensor | None = None  # (n,) float32
+
+    def to(self, *args: Any, **kwargs: Any) -> Bag:
+        weights = None if self.weights is None else self.weights.to(*args, **kwargs)
+        return Bag(self.values.to(*args, **kwargs), self.offsets.to(*args, **kwargs), weights)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows. The label is float32 in {0, 1} for a binary task, an int64 class otherwise, None for rows to predict."""
+
+    dense: Tensor  # (B, num_dense) float32
+    categorical: Tensor  # (B, k) int64, 0 = out of vocabulary
+    bags: tuple[Bag, ...] = ()
+    label: Tensor | None = None  # (B,)
+
+    def __len__(self) -> int:
+        return self.dense.shape[0]
+
+    def to(self, *args: Any, **kwargs: Any) -> Batch:
+        """The batch on another device; takes the device and non_blocking of Tensor.to."""
+        label = None if self.label is None else self.label.to(*args, **kwargs)
+        bags = tuple(bag.to(*args, **kwargs) for bag in self.bags)
+        return Batch(self.dense.to(*args, **kwargs), self.categorical.to(*args, **kwargs), bags, label)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """The columns of a cache. A cardinality counts id 0, so that ids run from 0 to cardinality - 1."""
+
+    dense_names: tuple[str, ...]
+    categorical_names: tuple[str, ...]
+    cardinalities: tuple[int, ...]
+    bag_names: tuple[str, ...] = ()
+    bag_cardinalities: tuple[int, ...] = ()
+    num_outputs: int = 1  # logits the model needs: 1 for a binary label, else the number of classes
+    task: str = "binary"  # "binary" or "multiclass"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Schema:
+        names = {field.name for field in fields(cls)}
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in names})
