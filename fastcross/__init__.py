@@ -10,6 +10,8 @@ from fastcross import reference
 from fastcross._version import __version__
 from fastcross.functional import cross_layer, cross_logits, cross_network
 from fastcross.layers import CrossLayer, CrossNetwork
+from fastcross.peers import cross_state_dict
+from fastcross.swap import swap
 
 __all__ = [
     "CrossLayer",
@@ -18,5 +20,7 @@ __all__ = [
     "cross_layer",
     "cross_logits",
     "cross_network",
+    "cross_state_dict",
     "reference",
+    "swap",
 ]

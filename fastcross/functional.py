@@ -139,6 +139,8 @@ def _describe(value: object) -> str:
 def _resolve(backend: str, x0: Tensor) -> str:
     """The backend that will run; asking for one that cannot run here raises, and says why."""
     device = x0.device.type
+    if torch.compiler.is_exporting() and backend in ("auto", "triton", "numba"):
+        return "torch"  # what is exported runs where fastcross is not installed
     if backend == "auto":
         if device == "cuda" and _installed("triton") and x0.dtype != torch.float64:
             return "triton"

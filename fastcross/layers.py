@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcross.functional import cross_layer, cross_network
+from fastcross.peers import Peer, recognise
 
 
 class CrossLayer(nn.Module):
@@ -75,6 +76,18 @@ class CrossNetwork(nn.Module):
         self.weight = nn.Parameter(torch.empty(num_layers, in_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.empty_like(self.weight)) if bias else None
         self.reset_parameters()
+
+    @classmethod
+    def from_module(cls, module: nn.Module, *, backend: str = "auto") -> "CrossNetwork":
+        """A copy of another package's cross network: see :func:`fastcross.swap` for those that are known."""
+        peer = recognise(module)
+        if not isinstance(peer, Peer):
+            kind = f"{type(module).__module__}.{type(module).__qualname__}"
+            raise TypeError(f"no cross network of a package that fastcross knows: {kind}{f': {peer}' if peer else ''}")
+        weight, bias = (parameter.detach() for parameter in peer.parameters(module))
+        network = cls(weight.shape[1], len(weight), backend=backend, device=weight.device, dtype=weight.dtype)
+        network.load_state_dict({"weight": weight, "bias": bias})
+        return network
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.weight, std=(self.in_features * self.num_layers) ** -0.5)
