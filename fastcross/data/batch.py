@@ -58,4 +58,5 @@ class Schema:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Schema:
         names = {field.name for field in fields(cls)}
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in names})
+        known: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items() if k in names}
+        return cls(**known)

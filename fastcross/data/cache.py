@@ -1,31 +1,73 @@
-"""The columnar cache on disk: memory-mapped arrays, sliced into batches without per-row Python."""
+"""The columnar cache on disk: memory-mapped arrays, sliced into batches without per-row Python.
+
+    manifest.json                what made the cache: inputs, configuration, schema, sizes, what was skipped
+    train|validation|test/       dense.npy (N, num_dense) float32, categorical.npy (N, k) int32, label.npy (N,),
+                                 bag<i>.values.npy, bag<i>.bounds.npy (N + 1,), bag<i>.weights.npy
+    vocabulary/                  categorical<i>.arrow, bag<i>.arrow: the texts behind the ids, for prediction
+
+Rows are stored one after the other, so a batch in order is one contiguous read per array.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from fastcross.data.batch import Batch, Schema
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fastcross.data.arrays import gather_ragged, open_array
+from fastcross.data.batch import Bag, Batch, Schema
+from fastcross.data.errors import DataError
+from fastcross.data.order import RowOrder
+from fastcross.data.split import PARTS
+
+FORMAT_VERSION = 1
+Array = npt.NDArray[Any]
 
 
 class Cache:
-    """A prepared data set: `Cache.open(path)` or the result of `prepare`."""
+    """A prepared data set: `Cache.open(path)`, or the result of `prepare`.
 
-    path: Path
-    schema: Schema
-    sizes: dict[str, int]  # rows of "train", "validation", "test"
-    fingerprint: str  # of inputs and configuration; a run stores it and passes it to open() when it resumes
-    manifest: dict[str, Any]  # what made the cache
+    schema: its columns; sizes: the rows of "train", "validation", "test"; manifest: what made it; fingerprint: of
+    inputs and configuration, for a run to store and to pass to open() when it resumes.
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
+        self.path, self.manifest = path, manifest
+        self.schema = Schema.from_dict(manifest["schema"])
+        self.sizes: dict[str, int] = {part: manifest["sizes"][part] for part in PARTS}
+        self.fingerprint: str = manifest["fingerprint"]
+        self._parts: dict[str, dict[str, Array]] = {}
+
+    def __repr__(self) -> str:
+        return f"Cache({str(self.path)!r}, sizes={self.sizes}, fingerprint={self.fingerprint[:12]!r})"
 
     @classmethod
     def open(cls, path: str | PathLike[str], *, fingerprint: str | None = None) -> Cache:
         """Open a cache; with `fingerprint`, raise DataError unless it is the one the cache was made with."""
-        raise NotImplementedError
+        path = Path(path)
+        manifest = read_manifest(path)
+        if fingerprint is not None and fingerprint != manifest["fingerprint"]:
+            made_with = json.dumps(manifest.get("configuration", {}))
+            raise DataError(
+                f"{path}: the cache was made from other data or with another configuration; "
+                f"expected fingerprint {fingerprint[:12]}, got {manifest['fingerprint'][:12]} ({made_with})"
+            )
+        for name, size in manifest["files"].items():
+            found = (path / name).stat().st_size if (path / name).exists() else "no such file"
+            if found != size:
+                raise DataError(f"{path / name}: the cache is damaged; expected {size} bytes, got {found}")
+        return cls(path, manifest)
 
     def num_batches(self, part: str, batch_size: int, *, drop_last: bool = False, world_size: int = 1) -> int:
-        raise NotImplementedError
+        """Batches each rank sees in one epoch of a part."""
+        step = batch_size * world_size
+        return self._size(part) // step if drop_last else -(-self._size(part) // step)
 
     def batches(
         self,
@@ -40,5 +82,65 @@ class Cache:
         rank: int = 0,
         world_size: int = 1,
     ) -> Iterator[Batch]:
-        """Batches of a part from batch index `start` on; the order depends on (seed, epoch) alone."""
-        raise NotImplementedError
+        """Batches of a part from batch index `start` on, which costs no more than starting at 0.
+
+        The order depends on (seed, epoch) alone; order.py says how good a shuffle it is. With several ranks, step i
+        takes batch_size · world_size rows and each rank its even share of them: every row is seen by exactly one
+        rank, all ranks see the same number of batches, and in the last one they may differ by a row (a rank's may
+        then be empty).
+        """
+        if batch_size < 1 or not 0 <= rank < world_size:
+            raise ValueError(f"need batch_size >= 1 and rank < world_size; got {batch_size}, {rank}, {world_size}")
+        size = self._size(part)
+        order = RowOrder(size, seed, epoch) if shuffle else None
+        step = batch_size * world_size
+        for i in range(start, self.num_batches(part, batch_size, drop_last=drop_last, world_size=world_size)):
+            first, count = i * step, min(step, size - i * step)
+            lo, hi = first + count * rank // world_size, first + count * (rank + 1) // world_size
+            yield self._batch(part, slice(lo, hi) if order is None else order.rows(lo, hi))
+
+    def _size(self, part: str) -> int:
+        if part not in self.sizes:
+            raise ValueError(f"part must be one of {', '.join(PARTS)}; got {part!r}")
+        return self.sizes[part]
+
+    def _arrays(self, part: str) -> dict[str, Array]:
+        if part not in self._parts:
+            self._parts[part] = {file.stem: open_array(file) for file in (self.path / part).glob("*.npy")}
+        return self._parts[part]
+
+    def _batch(self, part: str, rows: slice | Array) -> Batch:
+        arrays = self._arrays(part)
+
+        def take(name: str, dtype: npt.DTypeLike) -> torch.Tensor:
+            chosen = arrays[name][rows] if isinstance(rows, slice) else arrays[name].take(rows, axis=0)
+            return torch.from_numpy(chosen.astype(dtype))  # a copy: the map is read-only
+
+        bags = []
+        for i in range(len(self.schema.bag_names)):
+            bounds = arrays[f"bag{i}.bounds"]
+            if isinstance(rows, slice):
+                positions: slice | Array = slice(bounds[rows.start], bounds[rows.stop])
+                offsets = bounds[rows] - bounds[rows.start]
+            else:
+                positions, offsets = gather_ragged(bounds, rows)
+            values = torch.from_numpy(arrays[f"bag{i}.values"][positions].astype(np.int64))
+            weights = arrays.get(f"bag{i}.weights")
+            weighted = None if weights is None else torch.from_numpy(np.array(weights[positions]))
+            bags.append(Bag(values, torch.from_numpy(np.array(offsets)), weighted))
+        label = take("label", np.float32 if self.schema.task == "binary" else np.int64)
+        return Batch(take("dense", np.float32), take("categorical", np.int64), tuple(bags), label)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a complete cache; raises DataError for anything else."""
+    try:
+        manifest = json.loads((path / "manifest.json").read_text())
+        version = manifest["format_version"]
+    except FileNotFoundError:
+        raise DataError(f"{path}: no cache here (no manifest.json); make one with fastcross prepare") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: manifest.json is not that of a fastcross cache ({error})") from None
+    if version != FORMAT_VERSION:
+        raise DataError(f"{path}: cache format {version}, but this version reads {FORMAT_VERSION}; prepare it again")
+    return manifest

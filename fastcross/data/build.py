@@ -1,0 +1,191 @@
+"""`prepare`: from files to a cache.
+
+The text is parsed once. Parsing (several threads) leaves codes into per-block dictionaries in a spool; then the
+number of rows is known, the rows are dealt to the parts, the vocabularies are counted on the training part, and the
+codes become ids. Memory holds a few blocks and one column's distinct values at a time, whatever the size of the
+input.
+
+The cache is built in a folder beside its final place and moved there when complete.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fastcross._version import __version__
+from fastcross.data.atomic import building, reusable
+from fastcross.data.batch import Schema
+from fastcross.data.cache import FORMAT_VERSION, Cache
+from fastcross.data.columns import Columns
+from fastcross.data.convert import Block
+from fastcross.data.encode import Standardisation, fit_encoders, write_parts
+from fastcross.data.errors import DataError, Problems
+from fastcross.data.sources import Source, detect_format, open_table, resolve_paths
+from fastcross.data.split import PARTS, Split, assign_parts
+from fastcross.data.spool import Spool
+from fastcross.data.table import Table
+from fastcross.data.vocabulary import Vocabulary
+
+Progress = Callable[[str, int, int], None]
+
+
+def prepare(
+    source: Source,
+    cache_path: str | PathLike[str],
+    *,
+    format: str = "auto",
+    split: str | Sequence[float] = "time",
+    seed: int = 0,
+    min_frequency: int = 10,
+    hash_buckets: int | None = None,
+    columns: Columns | str | dict[str, Any] | None = None,
+    on_error: str = "stop",
+    progress: Progress | bool = False,
+) -> Cache:
+    """Read `source` (a file, a pattern, a list) into a cache at `cache_path`, or reuse the cache that is there already.
+
+    A cache is reused when the inputs (sizes and times of change) and the arguments are those it was made with, and
+    rebuilt otherwise. split: see Split.parse; columns: see Columns (csv and parquet; a string names the label
+    column); on_error: "stop" at the first bad row with a DataError, or "skip" and count them in manifest["skipped"];
+    progress: True, or a function of (stage, done, total).
+    """
+    paths, cache_path = resolve_paths(source), Path(cache_path)
+    problems, division = Problems(on_error), Split.parse(split)
+    if min_frequency < 0 or (hash_buckets is not None and not 1 <= hash_buckets < 1 << 31):
+        raise ValueError(f"need min_frequency >= 0 and 1 <= hash_buckets < 2^31; got {min_frequency}, {hash_buckets}")
+    if division.kind == "files" and len(paths) < 2:
+        raise ValueError(f'split="files" needs at least two files; got {len(paths)}')
+    format = detect_format(paths[0]) if format == "auto" else format
+    declared = None if columns is None else Columns.make(columns)
+    configuration = {
+        "format": format,
+        "split": str(division),
+        "seed": seed,
+        "min_frequency": min_frequency,
+        "hash_buckets": hash_buckets,
+        "columns": declared.to_dict() if declared else None,
+        "on_error": on_error,
+    }
+    inputs = [{"name": path.name, "size": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns} for path in paths]
+    identity = [FORMAT_VERSION, [(i["size"], i["mtime_ns"]) for i in inputs], configuration]
+    fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    if reusable(cache_path, fingerprint):
+        return Cache.open(cache_path)
+    report = progress if callable(progress) else _print_progress if progress else _no_progress
+    table = open_table(paths[0], format, declared)
+    started = time.time()
+    with building(cache_path) as folder:
+        spool = Spool(folder / "spool", table.columns)
+        rows_of_files = _read_all(table, paths, spool, problems, report)
+        part = assign_parts(sum(rows_of_files), division, seed, rows_of_files)
+        report("count", 0, 1)
+        categorical, bags = fit_encoders(spool, part, min_frequency, hash_buckets)
+        standardise = Standardisation.fit(spool, part)
+        write_parts(spool, part, standardise, folder, report)
+        shutil.rmtree(spool.folder)
+        (folder / "vocabulary").mkdir()
+        for kind, encoders in (("categorical", categorical), ("bag", bags)):
+            for i, encoder in enumerate(encoders):
+                if isinstance(encoder, Vocabulary):
+                    encoder.save(folder / "vocabulary" / f"{kind}{i}.arrow")
+        num_outputs = table.columns.num_outputs
+        schema = Schema(
+            dense_names=table.columns.dense or (),
+            categorical_names=table.columns.categorical or (),
+            cardinalities=tuple(e.cardinality for e in categorical),
+            bag_names=table.columns.bags or (),
+            bag_cardinalities=tuple(e.cardinality for e in bags),
+            num_outputs=num_outputs,
+            task="binary" if num_outputs == 1 else "multiclass",
+        )
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "fastcross": __version__,
+            "fingerprint": fingerprint,
+            "inputs": inputs,
+            "configuration": configuration,
+            "schema": schema.to_dict(),
+            "sizes": dict(zip(PARTS, np.bincount(part, minlength=3).tolist(), strict=True)),
+            "columns": table.columns.to_dict(),
+            "standardisation": {"mean": standardise.mean.tolist(), "scale": standardise.scale.tolist()},
+            "skipped": {"rows": len(problems), "examples": problems.examples},
+            "seconds": round(time.time() - started, 3),
+            "files": {str(f.relative_to(folder)): f.stat().st_size for f in sorted(folder.rglob("*.*")) if f.is_file()},
+        }
+        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+    return Cache.open(cache_path)
+
+
+def read_in_order(
+    table: Table, path: Path, problems: Problems, workers: int | None = None
+) -> Iterator[tuple[Block, int]]:
+    """The blocks of a file, parsed on several threads, in order, with the bytes of the file read so far."""
+    workers = workers or min(os.cpu_count() or 1, 8)
+    with ThreadPoolExecutor(workers) as pool:
+        running: deque[tuple[Future[Block], Problems, int]] = deque()
+        # A stream that breaks off is reported after the bad rows before it.
+        stream = Problems("skip")
+        try:
+            for chunk, read_bytes in table.chunks(path, stream):
+                found = Problems(problems.on_error)
+                running.append((pool.submit(table.block, path, chunk, found), found, read_bytes))
+                if len(running) > workers:
+                    yield _next(running, problems)
+            while running:
+                yield _next(running, problems)
+        finally:
+            for future, _, _ in running:
+                future.cancel()
+    if stream and problems.on_error == "stop":
+        raise DataError(stream.examples[0])
+    problems.extend(stream)
+
+
+def _next(running: deque[tuple[Future[Block], Problems, int]], problems: Problems) -> tuple[Block, int]:
+    future, found, read_bytes = running.popleft()
+    block = future.result()
+    problems.extend(found)
+    return block, read_bytes
+
+
+def _read_all(table: Table, paths: list[Path], spool: Spool, problems: Problems, report: Progress) -> list[int]:
+    """Spool every file; returns the rows of each."""
+    total, before, rows_of_files = sum(path.stat().st_size for path in paths), 0, []
+    for path in paths:
+        rows = 0
+        for block, read_bytes in read_in_order(table, path, problems):
+            if not block.rows:
+                if len(problems) > 1000 and not sum(spool.rows):
+                    raise DataError(f"not one row could be read; is this the right format?\n{problems}")
+                continue
+            spool.append(block)
+            rows += block.rows
+            report("read", before + read_bytes, total)
+        if not rows:
+            raise DataError(f"{path}: no rows" + (f"; {problems}" if problems else ""))
+        rows_of_files.append(rows)
+        before += path.stat().st_size
+    spool.close()
+    return rows_of_files
+
+
+def _no_progress(stage: str, done: int, total: int) -> None:
+    pass
+
+
+def _print_progress(stage: str, done: int, total: int) -> None:
+    sys.stderr.write(f"\r{stage} {100 * done / max(total, 1):5.1f} %" + ("\n" if done == total else ""))
+    sys.stderr.flush()

@@ -1,0 +1,115 @@
+"""Arrow columns to the arrays of a block: numbers as they are, categories as codes into the block's dictionaries."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from fastcross.data.columns import Columns
+from fastcross.data.errors import BadRow
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Coded:
+    """A column of categories, one or several per row: values[i] is dictionary[codes[i]]."""
+
+    codes: Array  # (n,) int32; n is the number of rows, or of all values of a bag
+    dictionary: pa.Array  # strings, not necessarily distinct; a null entry stands for a missing value
+    counts: Array | None = None  # bags: (rows,) int32, values per row
+    weights: Array | None = None  # bags: (n,) float32
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows as they were read, before vocabularies and statistics are known."""
+
+    rows: int
+    dense: Array  # (rows, num_dense) float64, missing = NaN, "log" applied
+    label: Array | None  # (rows,) int32
+    categorical: list[Coded]
+    bags: list[Coded]
+
+
+def convert(table: pa.Table, columns: Columns, *, labelled: bool, trim: bool = False) -> Block:
+    """Raises BadRow, or an Arrow error, where a row of the table does not fit the columns."""
+    dense = np.empty((table.num_rows, len(columns.dense or ())))
+    for i, (name, transform) in enumerate(zip(columns.dense or (), columns.transforms, strict=True)):
+        x = pc.cast(table[name], pa.float64(), safe=False).to_numpy()
+        if not columns.integers and (np.abs(x) > np.finfo(np.float32).max).any():
+            raise BadRow(f"column {name} must be finite; got {x[np.abs(x) > np.finfo(np.float32).max][0]}")
+        dense[:, i] = np.copysign(np.log1p(np.abs(x)), x) if transform == "log" else x
+    return Block(
+        rows=table.num_rows,
+        dense=dense,
+        label=_label(table[columns.label], columns) if labelled and columns.label else None,
+        categorical=[_coded(_strings(table[name]), trim) for name in columns.categorical or ()],
+        bags=[_bag(table, name, columns, trim) for name in columns.bags or ()],
+    )
+
+
+def _label(column: pa.ChunkedArray, columns: Columns) -> Array:
+    coded = _coded(_strings(column), trim=True)
+    ids = {name: i for i, name in enumerate(columns.classes)}
+    ids |= {spelling: ids[name] for spelling, name in columns.aliases.items()}
+    numbers = {float(name): i for name, i in ids.items() if _is_number(name)}
+    lookup = np.zeros(len(coded.dictionary), np.int32)
+    for i, value in enumerate(coded.dictionary.to_pylist()):
+        found = ids.get(value) if value is not None else None
+        if found is None and value is not None and _is_number(value):
+            found = numbers.get(float(value))  # "1.0" or "1.000e+00" where a class is called "1"
+        if found is None:
+            allowed = " or ".join(columns.classes) if len(ids) < 20 else f"one of {len(ids)} classes"
+            raise BadRow(f"the label (column {columns.label}) must be {allowed}; got {value if value else 'nothing'}")
+        lookup[i] = found
+    return lookup[coded.codes]
+
+
+def _coded(column: pa.ChunkedArray, trim: bool) -> Coded:
+    encoded = column.dictionary_encode(null_encoding="encode").combine_chunks()
+    values = pc.utf8_trim_whitespace(encoded.dictionary) if trim else encoded.dictionary
+    return Coded(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False), values)
+
+
+def _bag(table: pa.Table, name: str, columns: Columns, trim: bool) -> Coded:
+    lists = _lists(table[name], columns.separator)
+    counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int32)
+    coded = _coded(_strings(pc.list_flatten(lists)), trim)
+    weights = None
+    if name in columns.weights:
+        raw = _lists(table[columns.weights[name]], columns.separator)
+        if not np.array_equal(pc.fill_null(pc.list_value_length(raw), 0).to_numpy(), counts):
+            raise BadRow(f"column {columns.weights[name]} must have a weight for each value of column {name}")
+        weights = pc.cast(pc.list_flatten(raw), pa.float32()).to_numpy()
+        if not np.isfinite(weights).all():
+            raise BadRow(f"column {columns.weights[name]} must be finite")
+    return Coded(coded.codes, coded.dictionary, counts, weights)
+
+
+def _lists(column: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
+    """A list column as it is; text split at the separator."""
+    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+        return column
+    return pc.split_pattern(_strings(column), separator)
+
+
+def _strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_string(column.type):
+        return column
+    if pa.types.is_dictionary(column.type):
+        column = pc.cast(column, column.type.value_type)
+    return pc.cast(column, pa.string())
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""Text files, plain or gzip, as blocks of whole lines that know where they come from."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from fastcross.data.errors import DataError, Problems
+
+BLOCK_BYTES = 16 << 20  # of text: large enough to amortise a parser call, small enough to hold a few in memory
+LONGEST_LINE = 64 << 20
+
+
+@dataclass(frozen=True)
+class LineBlock:
+    """Whole lines of one file, each ended by a newline."""
+
+    path: Path
+    first_line: int  # its number in the file, from 1
+    data: bytes
+    read_bytes: int  # of the file (compressed) consumed so far, for a progress bar
+
+
+class _Broken(Exception):
+    """A gzip stream that is damaged or ends early; everything before was delivered."""
+
+
+def read_blocks(path: Path, problems: Problems, block_bytes: int = BLOCK_BYTES) -> Iterator[LineBlock]:
+    """The file's blocks in order. A gzip stream that breaks off is reported at the line where it does."""
+    line, carry, broken = 1, b"", ""
+    with open_binary(path) as raw:
+        texts = _texts(raw, block_bytes)
+        while True:
+            try:
+                text = next(texts, b"")
+            except _Broken as error:
+                text, broken = b"", str(error)
+            if line == 1 and not carry:
+                text = text.removeprefix(b"\xef\xbb\xbf")
+            if not text:
+                break
+            text = carry + text
+            cut = text.rfind(b"\n") + 1
+            carry = text[cut:]
+            if len(carry) > LONGEST_LINE:
+                raise DataError(f"{path}, line {line}: no line end within {LONGEST_LINE >> 20} MiB; not a text table")
+            if cut:
+                yield LineBlock(path, line, text[:cut], raw.tell())
+                line += text.count(b"\n", 0, cut)
+        if broken:  # the unfinished line goes with the lost rest
+            problems.add(path, line, f"the gzip stream is damaged or ends early ({broken}); all from here on is lost")
+        elif carry:
+            yield LineBlock(path, line, carry + b"\n", raw.tell())
+
+
+def first_line(path: Path, skip: str = "") -> str:
+    """The first line of a text file that is not empty and does not start with `skip`."""
+    for block in read_blocks(path, Problems(), 1 << 16):
+        for number, line in enumerate(block.data.split(b"\n"), block.first_line):
+            if line.strip() and not (skip and line.startswith(skip.encode())):
+                try:
+                    return line.rstrip(b"\r").decode()
+                except UnicodeDecodeError:
+                    raise DataError(f"{path}, line {number}: bytes that are not UTF-8") from None
+    raise DataError(f"{path}: the file is empty")
+
+
+def open_binary(path: Path) -> IO[bytes]:
+    try:
+        return open(path, "rb")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+
+
+def _texts(raw: IO[bytes], block_bytes: int) -> Iterator[bytes]:
+    """The file's text in pieces of at most block_bytes, none of them empty.
+
+    zlib directly rather than the gzip module, which drops what it had already decompressed when the stream breaks off.
+    """
+    magic = raw.read(2)
+    raw.seek(0)
+    if magic != b"\x1f\x8b":
+        while text := raw.read(block_bytes):
+            yield text
+        return
+    pieces: list[bytes] = []
+    size, stream, data = 0, zlib.decompressobj(wbits=31), b""
+    broken = ""
+    while not broken:
+        data = data or raw.read(1 << 20)
+        if stream.eof:  # files may be several gzip members in a row, padded with zeros
+            data = data.lstrip(b"\0") or raw.read(1 << 20)
+            stream = zlib.decompressobj(wbits=31) if data else stream
+        if not data:
+            broken = "" if stream.eof else "end of file inside the stream"
+            break
+        try:
+            pieces.append(stream.decompress(data, block_bytes - size))
+        except zlib.error as error:
+            broken = str(error)
+            break
+        data = stream.unused_data if stream.eof else stream.unconsumed_tail
+        size += len(pieces[-1])
+        if size >= block_bytes:
+            yield b"".join(pieces)
+            pieces, size = [], 0
+    if size:
+        yield b"".join(pieces)
+    if broken:
+        raise _Broken(broken)
