@@ -10,12 +10,15 @@ from fastcross import reference
 from fastcross._version import __version__
 from fastcross.functional import cross_layer, cross_logits, cross_network
 from fastcross.layers import CrossLayer, CrossNetwork
+from fastcross.model import DCN, DCNConfig
 from fastcross.peers import cross_state_dict
 from fastcross.swap import swap
 
 __all__ = [
+    "DCN",
     "CrossLayer",
     "CrossNetwork",
+    "DCNConfig",
     "__version__",
     "cross_layer",
     "cross_logits",
