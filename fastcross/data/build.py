@@ -12,13 +12,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -33,6 +30,7 @@ from fastcross.data.columns import Columns
 from fastcross.data.convert import Block
 from fastcross.data.encode import Standardisation, fit_encoders, write_parts
 from fastcross.data.errors import DataError, Problems
+from fastcross.data.parallel import map_in_order
 from fastcross.data.sources import Source, detect_format, open_table, resolve_paths
 from fastcross.data.split import PARTS, Split, assign_parts
 from fastcross.data.spool import Spool
@@ -129,36 +127,20 @@ def prepare(
     return Cache.open(cache_path)
 
 
-def read_in_order(
-    table: Table, path: Path, problems: Problems, workers: int | None = None
-) -> Iterator[tuple[Block, int]]:
+def read_in_order(table: Table, path: Path, problems: Problems) -> Iterator[tuple[Block, int]]:
     """The blocks of a file, parsed on several threads, in order, with the bytes of the file read so far."""
-    workers = workers or min(os.cpu_count() or 1, 8)
-    with ThreadPoolExecutor(workers) as pool:
-        running: deque[tuple[Future[Block], Problems, int]] = deque()
-        # A stream that breaks off is reported after the bad rows before it.
-        stream = Problems("skip")
-        try:
-            for chunk, read_bytes in table.chunks(path, stream):
-                found = Problems(problems.on_error)
-                running.append((pool.submit(table.block, path, chunk, found), found, read_bytes))
-                if len(running) > workers:
-                    yield _next(running, problems)
-            while running:
-                yield _next(running, problems)
-        finally:
-            for future, _, _ in running:
-                future.cancel()
+
+    def parse(chunk: tuple[Any, int]) -> tuple[Block, Problems, int]:
+        found = Problems(problems.on_error)
+        return table.block(path, chunk[0], found), found, chunk[1]
+
+    stream = Problems("skip")  # a stream that breaks off is reported after the bad rows before it
+    for block, found, read_bytes in map_in_order(parse, table.chunks(path, stream)):
+        problems.extend(found)
+        yield block, read_bytes
     if stream and problems.on_error == "stop":
         raise DataError(stream.examples[0])
     problems.extend(stream)
-
-
-def _next(running: deque[tuple[Future[Block], Problems, int]], problems: Problems) -> tuple[Block, int]:
-    future, found, read_bytes = running.popleft()
-    block = future.result()
-    problems.extend(found)
-    return block, read_bytes
 
 
 def _read_all(table: Table, paths: list[Path], spool: Spool, problems: Problems, report: Progress) -> list[int]:

@@ -73,7 +73,8 @@ def _label(column: pa.ChunkedArray, columns: Columns) -> Array:
 
 def _coded(column: pa.ChunkedArray, trim: bool) -> Coded:
     encoded = column.dictionary_encode(null_encoding="encode").combine_chunks()
-    values = pc.utf8_trim_whitespace(encoded.dictionary) if trim else encoded.dictionary
+    values = pc.cast(encoded.dictionary, pa.string())  # checks that bytes are UTF-8, once for each distinct value
+    values = pc.utf8_trim_whitespace(values) if trim else values
     return Coded(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False), values)
 
 
@@ -100,7 +101,7 @@ def _lists(column: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
 
 
 def _strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if pa.types.is_string(column.type):
+    if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
         return column
     if pa.types.is_dictionary(column.type):
         column = pc.cast(column, column.type.value_type)

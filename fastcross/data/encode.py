@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from fastcross.data.arrays import ArrayWriter
+from fastcross.data.parallel import WORKERS, map_in_order
 from fastcross.data.split import PARTS
 from fastcross.data.spool import CodedFiles, Spool
 from fastcross.data.vocabulary import MERGE_AT, Hashing, Vocabulary, count_values
@@ -31,7 +31,12 @@ class Standardisation:
     scale: Array
 
     def __call__(self, dense: Array) -> Array:
-        return np.nan_to_num((dense - self.mean) * self.scale, nan=0.0).astype(np.float32)
+        scaled = (dense - self.mean) * self.scale if self.needed else dense
+        return np.nan_to_num(scaled.astype(np.float32), nan=0.0)
+
+    @property
+    def needed(self) -> bool:
+        return bool(self.mean.any() or (self.scale != 1).any())
 
     @classmethod
     def fit(cls, spool: Spool, part: Array) -> Standardisation:
@@ -54,8 +59,7 @@ class Standardisation:
 def fit_encoders(
     spool: Spool, part: Array, min_frequency: int, hash_buckets: int | None
 ) -> tuple[list[Encoder], list[Encoder]]:
-    """The vocabularies of the categorical columns and of the bags; leaves each block's code -> id map in the spool."""
-
+    """The encoders of the categorical columns and of the bags; the ids of the dictionary entries go to the spool."""
     train = [part[rows] == 0 for _, rows in spool.blocks()]
 
     def counted(files: CodedFiles, training_codes: Callable[[int], Array]) -> Iterator[tuple[pa.Array, Array]]:
@@ -66,7 +70,7 @@ def fit_encoders(
         encoder: Encoder = (
             Hashing(hash_buckets) if hash_buckets else count_values(counted(files, training_codes), min_frequency)
         )
-        _write_maps(files, encoder)
+        files.save_ids(_ids_of_all(files, encoder))
         return encoder
 
     def fit_categorical(column: int) -> Encoder:
@@ -78,7 +82,7 @@ def fit_encoders(
             lambda i: spool.bag(column, i, "codes")[np.repeat(train[i], spool.bag(column, i, "counts"))],
         )
 
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(WORKERS) as pool:
         categorical = pool.map(fit_categorical, range(len(spool.categorical)))
         bags = pool.map(fit_bag, range(len(spool.bags)))
         return list(categorical), list(bags)
@@ -88,81 +92,73 @@ def write_parts(
     spool: Spool, part: Array, standardise: Standardisation, folder: Path, progress: Callable[[str, int, int], None]
 ) -> None:
     """Encode every block and append its rows to their parts."""
-    columns, sizes = spool.columns, np.bincount(part, minlength=len(PARTS))
-    values = [_values_per_part(spool, part, c) for c in range(len(spool.bags))]
+
+    def encode(block: tuple[int, slice]) -> list[dict[str, Array]]:
+        i, rows = block
+        categorical = np.empty((spool.rows[i], len(spool.categorical)), np.int32)
+        for c, codes in enumerate(spool.codes(i)):
+            categorical[:, c] = spool.categorical[c].ids(i)[codes]
+        arrays = {"dense": standardise(spool.dense(i)), "categorical": categorical, "label": spool.label(i)}
+        chosen = [part[rows] == p for p in range(len(PARTS))]
+        encoded = [{name: a if mask.all() else a[mask] for name, a in arrays.items()} for mask in chosen]
+        for c, files in enumerate(spool.bags):
+            counts, values = spool.bag(c, i, "counts"), files.ids(i)[spool.bag(c, i, "codes")]
+            for p, mask in enumerate(chosen):
+                each = np.repeat(mask, counts)
+                encoded[p][f"bag{c}.values"] = values[each]
+                encoded[p][f"bag{c}.bounds"] = np.cumsum(counts[mask], dtype=np.int64)
+                if "weights" in files.files:
+                    encoded[p][f"bag{c}.weights"] = spool.bag(c, i, "weights")[each]
+        return encoded
+
     with ExitStack() as stack:
-        writers: list[dict[str, ArrayWriter]] = []
-        for p, name in enumerate(PARTS):
-            (folder / name).mkdir()
-            n = int(sizes[p])
-            shapes: dict[str, tuple[tuple[int, ...], Any]] = {
-                "dense": ((n, len(columns.dense or ())), np.float32),
-                "categorical": ((n, len(spool.categorical)), np.int32),
-                "label": ((n,), np.uint8 if len(columns.classes) <= 256 else np.int32),
-            }
-            for c, bag in enumerate(columns.bags or ()):
-                shapes[f"bag{c}.values"] = ((int(values[c][p]),), np.int32)
-                shapes[f"bag{c}.bounds"] = ((n + 1,), np.int64)
-                if bag in columns.weights:
-                    shapes[f"bag{c}.weights"] = ((int(values[c][p]),), np.float32)
-            writers.append({f: ArrayWriter(folder / name / f"{f}.npy", s, d) for f, (s, d) in shapes.items()})
-        for writer in (w for part_writers in writers for w in part_writers.values()):
-            stack.callback(writer.close)
-        totals = np.zeros((len(spool.bags), len(PARTS)), np.int64)
-        for part_writers in writers:
-            for c in range(len(spool.bags)):
-                part_writers[f"bag{c}.bounds"].append(np.zeros(1, np.int64))
-        maps = [stack.enter_context(open(files.folder / "map", "rb")) for files in (*spool.categorical, *spool.bags)]
-        for i, rows in spool.blocks():
-            categorical = np.empty((spool.rows[i], len(spool.categorical)), np.int32)
-            for c, codes in enumerate(spool.codes(i)):
-                categorical[:, c] = _read_map(maps[c], spool.categorical[c].dictionary_sizes[i])[codes]
-            block = {"dense": standardise(spool.dense(i)), "categorical": categorical, "label": spool.label(i)}
-            for p in range(len(PARTS)):
-                chosen = part[rows] == p
-                for name, array in block.items():
-                    writers[p][name].append(array if chosen.all() else array[chosen])
-            for c in range(len(spool.bags)):
-                ids = _read_map(maps[len(spool.categorical) + c], spool.bags[c].dictionary_sizes[i])
-                counts, values_of = spool.bag(c, i, "counts"), ids[spool.bag(c, i, "codes")]
-                weights = spool.bag(c, i, "weights") if "weights" in spool.bags[c].files else None
-                for p in range(len(PARTS)):
-                    chosen = part[rows] == p
-                    each = np.repeat(chosen, counts)
-                    writers[p][f"bag{c}.values"].append(values_of[each])
-                    if weights is not None:
-                        writers[p][f"bag{c}.weights"].append(weights[each])
-                    bounds = totals[c, p] + np.cumsum(counts[chosen], dtype=np.int64)
-                    writers[p][f"bag{c}.bounds"].append(bounds)
-                    totals[c, p] += int(each.sum())
-            progress("write", rows.stop, len(part))
-        for writer in (w for part_writers in writers for w in part_writers.values()):
+        writers = [_writers(spool, part, p, folder / name, stack) for p, name in enumerate(PARTS)]
+        totals = np.zeros((len(PARTS), len(spool.bags)), np.int64)
+        done = 0
+        for encoded in map_in_order(encode, spool.blocks()):
+            for p, arrays in enumerate(encoded):
+                for c in range(len(spool.bags)):
+                    arrays[f"bag{c}.bounds"] += totals[p, c]
+                    totals[p, c] += len(arrays[f"bag{c}.values"])
+                for name, array in arrays.items():
+                    writers[p][name].append(array)
+                done += len(arrays["label"])
+            progress("write", done, len(part))
+        for writer in (writer for of_part in writers for writer in of_part.values()):
             assert writer.rows == writer.shape[0], (writer.rows, writer.shape)
 
 
-def _write_maps(files: CodedFiles, encoder: Encoder) -> None:
+def _writers(spool: Spool, part: Array, p: int, folder: Path, stack: ExitStack) -> dict[str, ArrayWriter]:
+    """The files of one part."""
+    folder.mkdir()
+    columns, n = spool.columns, int((part == p).sum())
+    shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+        "dense": ((n, len(columns.dense or ())), np.float32),
+        "categorical": ((n, len(spool.categorical)), np.int32),
+        "label": ((n,), np.uint8 if len(columns.classes) <= 256 else np.int32),
+    }
+    for c, bag in enumerate(columns.bags or ()):
+        values = sum(int(spool.bag(c, i, "counts")[part[rows] == p].sum()) for i, rows in spool.blocks())
+        shapes[f"bag{c}.values"] = ((values,), np.int32)
+        shapes[f"bag{c}.bounds"] = ((n + 1,), np.int64)
+        if bag in columns.weights:
+            shapes[f"bag{c}.weights"] = ((values,), np.float32)
+    writers = {}
+    for name, (shape, dtype) in shapes.items():
+        writers[name] = ArrayWriter(folder / f"{name}.npy", shape, dtype)
+        stack.callback(writers[name].close)
+        if name.endswith(".bounds"):
+            writers[name].append(np.zeros(1, dtype))
+    return writers
+
+
+def _ids_of_all(files: CodedFiles, encoder: Encoder) -> Iterator[Array]:
     """The ids of all dictionaries in the order of the blocks, looked up many blocks at a time."""
-    with open(files.folder / "map", "wb") as file:
-        waiting: list[pa.Array] = []
-
-        def flush() -> None:
-            if waiting:
-                file.write(encoder.ids(pa.concat_arrays(waiting)).data)
-                waiting.clear()
-
-        for dictionary in files.dictionaries():
-            waiting.append(dictionary)
-            if sum(map(len, waiting)) > MERGE_AT:
-                flush()
-        flush()
-
-
-def _read_map(file: IO[bytes], size: int) -> Array:
-    return np.frombuffer(file.read(4 * size), np.int32)
-
-
-def _values_per_part(spool: Spool, part: Array, column: int) -> Array:
-    totals = np.zeros(len(PARTS), np.int64)
-    for i, rows in spool.blocks():
-        totals += np.bincount(part[rows], spool.bag(column, i, "counts"), len(PARTS)).astype(np.int64)
-    return totals
+    waiting: list[pa.Array] = []
+    for dictionary in files.dictionaries():
+        waiting.append(dictionary)
+        if sum(map(len, waiting)) > MERGE_AT:
+            yield encoder.ids(pa.concat_arrays(waiting))
+            waiting = []
+    if waiting:
+        yield encoder.ids(pa.concat_arrays(waiting))

@@ -5,7 +5,7 @@ Each block's codes are stored column by column, so that a vocabulary reads its o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -49,6 +49,19 @@ class CodedFiles:
             self.writer.close()
         for file in self.files.values():
             file.close()
+        self.starts = np.cumsum([0, *self.sizes])
+        self.dictionary_starts = np.cumsum([0, *self.dictionary_sizes])
+
+    def save_ids(self, ids: Iterable[Array]) -> None:
+        """Keep the ids of all dictionary entries, block after block."""
+        with open(self.folder / "ids", "wb") as file:
+            for array in ids:
+                file.write(np.ascontiguousarray(array, np.int32).data)
+
+    def ids(self, block: int) -> Array:
+        """The ids of a block's dictionary entries."""
+        first, count = self.dictionary_starts[block], self.dictionary_sizes[block]
+        return np.fromfile(self.folder / "ids", np.int32, count, offset=4 * int(first))
 
     def dictionaries(self) -> Iterator[pa.Array]:
         with pa.OSFile(str(self.folder / "dictionaries")) as file:
@@ -115,10 +128,9 @@ class Spool:
 
     def bag(self, column: int, block: int, name: str) -> Array:
         """The "codes", "counts" or "weights" of a bag."""
-        sizes = self.bags[column].sizes
-        first, count = (
-            (self.starts[block], self.rows[block]) if name == "counts" else (sum(sizes[:block]), sizes[block])
-        )
+        files = self.bags[column]
+        of_values = (files.starts[block], files.sizes[block])
+        first, count = (self.starts[block], self.rows[block]) if name == "counts" else of_values
         dtype = np.float32 if name == "weights" else np.int32
         return self._read(f"bag{column}/{name}", dtype, first, count)
 

@@ -81,7 +81,9 @@ class TextTable:
     def _parse(self, data: bytes) -> Block:
         names = self.dialect.names
         number = pa.int64() if self.columns.integers else pa.float64()
-        types = {name: number if name in (self.columns.dense or ()) else pa.string() for name in self._used()}
+        types = dict.fromkeys(self._used(), pa.string()) | dict.fromkeys(self.columns.dense or (), number)
+        # Categories are read as bytes; that they are UTF-8 is checked on the distinct ones only, by convert.
+        types |= dict.fromkeys(self.columns.categorical or (), pa.binary())
         if not data.strip():
             empty = pa.schema([(name, types[name]) for name in types]).empty_table()
             return convert(empty, self.columns, labelled=self.labelled)
