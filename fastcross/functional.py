@@ -163,8 +163,12 @@ _CPU_DTYPES = (torch.float32, torch.float64)
 
 
 @torch.compiler.assume_constant_result
-@functools.cache
 def _installed(package: str) -> bool:
+    return _found(package)
+
+
+@functools.cache
+def _found(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 

@@ -6,9 +6,11 @@ No package is imported here: a module is known by the path of its class, and pro
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from fastcross.kernels import closed_form
 
@@ -24,7 +26,15 @@ class Peer:
 
     def parameters(self, module: nn.Module) -> tuple[Tensor, Tensor]:
         """(L, d) weights and biases: views where the package keeps one tensor, else stacked, differentiably."""
-        return _stacked(module, self.weight), _stacked(module, self.bias)
+        return _stack(_tensors(module, self.weight)), _stack(_tensors(module, self.bias))
+
+    def parameters_on_meta(self, module: nn.Module) -> tuple[Tensor, Tensor]:
+        """The shapes and dtypes of :meth:`parameters`, wherever the parameters are: sharded over processes, too."""
+
+        def on_meta(tensors: Tensor | list[Tensor]) -> Any:
+            return pytree.tree_map(lambda t: torch.empty(t.shape, dtype=t.dtype, device="meta"), tensors)
+
+        return _stack(on_meta(_tensors(module, self.weight))), _stack(on_meta(_tensors(module, self.bias)))
 
     def keys(self, num_layers: int) -> list[str]:
         """The state_dict keys of a network of ``num_layers`` layers."""
@@ -62,25 +72,25 @@ def recognise(module: nn.Module) -> Peer | str | None:
     if isinstance(module, torch.jit.ScriptModule):
         looks_like = any(re.search(pattern, f".{module.original_name}") for pattern, _ in _OTHERS)
         return "compiled to TorchScript, which fixes its code; swap before scripting" if looks_like else None
-    for cls in type(module).__mro__:
+    classes = [cls for cls in type(module).__mro__ if "peer_class" not in vars(cls)]  # swapped: as it was before
+    for cls in classes:
         peer = PEERS.get(path(cls))
         if peer is not None:
-            return _reason_to_leave(module, cls, peer) or peer
+            defined_by = next(c for c in classes if peer.method in vars(c))
+            return _reason_to_leave(module, cls, defined_by, peer) or peer
     name = path(type(module))
     if name.startswith("fastcross."):
         return None
     return next((reason for pattern, reason in _OTHERS if re.search(pattern, name)), None)
 
 
-def _reason_to_leave(module: nn.Module, cls: type, peer: Peer) -> str | None:
+def _reason_to_leave(module: nn.Module, cls: type, defined_by: type, peer: Peer) -> str | None:
     if peer.method in vars(module):
         return f"this instance has its own {peer.method}"
-    defined_by = next(c for c in type(module).__mro__ if peer.method in vars(c) and "peer_class" not in vars(c))
     if defined_by is not cls:
         return f"{path(defined_by)} has its own {peer.method}"
     try:
-        with torch.no_grad():
-            weight, bias = peer.parameters(module)
+        weight, bias = peer.parameters_on_meta(module)
     except (AttributeError, TypeError, RuntimeError, IndexError) as error:
         return f"unexpected parameters: {error}"
     if weight.shape != bias.shape and weight.numel() == bias.numel() * bias.shape[-1]:
@@ -134,17 +144,21 @@ def _has_hooks(module: nn.Module) -> bool:
     return any((module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks))
 
 
-def _stacked(module: nn.Module, key: str) -> Tensor:
+def _tensors(module: nn.Module, key: str) -> Tensor | list[Tensor]:
+    """The one tensor that a key without ``{}`` names, or one tensor per layer."""
     container, _, leaf = key.partition(".{}")
     values = getattr(module, container)
     if isinstance(values, Tensor):
-        return values.flatten(1)
-    rows = []
-    for value in values:
-        for name in leaf.split(".")[1:]:
-            value = getattr(value, name)
-        rows.append(value.flatten())
-    return torch.stack(rows)
+        return values
+    layers = list(values)
+    for name in leaf.split(".")[1:]:
+        layers = [getattr(layer, name) for layer in layers]
+    return layers
+
+
+def _stack(tensors: Tensor | list[Tensor]) -> Tensor:
+    """(L, d), from (L, d, 1) or from L tensors (d,), (d, 1) or (1, d)."""
+    return tensors.flatten(1) if isinstance(tensors, Tensor) else torch.stack([t.flatten() for t in tensors])
 
 
 def cross_state_dict(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
@@ -174,8 +188,7 @@ def cross_state_dict(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict
         raise ValueError(f"not a cross network's keys: missing {_listed(missing)}; extra {_listed(extra)}")
 
     def rows(key: str) -> Tensor:
-        layers_of_key = [found[name] for name in dict.fromkeys(key.format(layer) for layer in range(max(layers) + 1))]
-        return torch.stack([t.flatten() for t in layers_of_key]) if "{}" in key else layers_of_key[0].flatten(1)
+        return _stack([found[key.format(layer)] for layer in range(max(layers) + 1)] if "{}" in key else found[key])
 
     shapes = ", ".join(f"{prefix + key} {tuple(found[key].shape)}" for key in expected)
     try:

@@ -70,7 +70,7 @@ def swap(model: nn.Module, *, undo: bool = False) -> Report:
             report.left.append(Entry(name, kind, "already swapped"))
         elif isinstance(found := recognise(module), Peer):
             module.__class__ = swapped_class(type(module))  # type: ignore[arg-type]
-            num_layers, in_features = found.parameters(module)[0].shape
+            num_layers, in_features = found.parameters_on_meta(module)[0].shape
             report.swapped.append(Entry(name, kind, f"L = {num_layers}, d = {in_features}"))
         elif found is not None:
             report.left.append(Entry(name, kind, found))
@@ -120,7 +120,10 @@ def swapped_class(peer_class: Any) -> Any:
 
 def _takes(peer: Peer, x0: Any, weight: Tensor, bias: Tensor) -> bool:
     """Whether the operator and the package agree on this input; anything else, errors included, is the package's."""
-    if not isinstance(x0, Tensor) or x0.dim() < 1 or x0.shape[-1] != weight.shape[1] or x0.device != weight.device:
+    # An FX proxy is no tensor; a TorchScript trace cannot hold the autograd Function.
+    if not isinstance(x0, Tensor) or torch.jit.is_tracing():
+        return False
+    if x0.dim() < 1 or x0.shape[-1] != weight.shape[1] or x0.device != weight.device:
         return False
     if x0.dim() != 2 and not peer.leading_dimensions:
         return False
