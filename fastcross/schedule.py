@@ -1,0 +1,60 @@
+"""How to train: the configuration, whose defaults are section 4.2 of the paper, and the learning rate it gives."""
+
+import math
+from dataclasses import dataclass
+
+SCHEDULES = ("constant", "plateau", "cosine")
+PLATEAU_FACTOR = 0.3
+
+
+@dataclass(frozen=True)
+class TrainingConfig:
+    """How to train; the defaults are the paper's.
+
+    Args:
+        schedule: of the learning rate, after ``warmup_steps`` of linear warm-up: "constant", "plateau" (times 0.3 at
+            each evaluation without a better validation logloss) or "cosine" (down to 0 at the last step).
+        evaluate_every: steps between evaluations; None for once per epoch.
+        patience: stop after this many evaluations in a row without a better validation logloss; 0 for never.
+        clip_norm: largest norm of all gradients together; 0 for no clipping.
+        max_loss: a training loss above this counts as exploded.
+        bf16: autocast to bfloat16; None for where the device gains from it.
+        checkpoint_seconds: time between checkpoints for resuming.
+    """
+
+    batch_size: int = 512
+    epochs: int = 10
+    max_steps: int | None = None
+    optimizer: str = "adam"
+    lr: float = 1e-3
+    schedule: str = "constant"
+    warmup_steps: int = 0
+    clip_norm: float = 100.0
+    evaluate_every: int | None = None
+    patience: int = 3
+    max_loss: float = 1e3
+    bf16: bool | None = None
+    checkpoint_seconds: float = 60.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {self.schedule!r}")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"lr must be positive and finite; got {self.lr}")
+        for name in ("batch_size", "epochs", "max_steps", "evaluate_every"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1; got {value}")
+        for name in ("warmup_steps", "clip_norm", "patience", "checkpoint_seconds"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{name} must not be negative; got {value}")
+
+
+def learning_rate(config: TrainingConfig, step: int, total_steps: int, decays: int = 0) -> float:
+    """The rate of a step (the first is 0), after ``decays`` evaluations on a plateau."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if config.schedule == "cosine":
+        progress = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+        return config.lr * 0.5 * (1 + math.cos(math.pi * progress))
+    return config.lr * PLATEAU_FACTOR**decays

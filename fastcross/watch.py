@@ -1,0 +1,113 @@
+"""What stops a run before its end: values that are not finite, a loss that explodes, a signal."""
+
+import contextlib
+import math
+import signal
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from fastcross.data import Batch
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message says where it failed and why."""
+
+
+class Watch:
+    """Looks at the loss and the gradient norm of every step, and sums up the loss.
+
+    Reading them makes the host wait for the device, so on a GPU they are read every 50 steps; the failing step is still
+    named exactly. On a CPU every step is checked before it changes the parameters.
+    """
+
+    def __init__(self, model: nn.Module, max_loss: float, device: torch.device) -> None:
+        self.model, self.max_loss = model, max_loss
+        self.interval = 1 if device.type == "cpu" else 50
+        self.loss_sum, self.loss_count = 0.0, 0
+        self._unread: list[tuple[str, Tensor, Tensor]] = []
+
+    def add(self, where: str, batch: Batch, logits: Tensor, loss: Tensor, norm: Tensor) -> None:
+        self._unread.append((where, loss.detach(), norm))
+        if len(self._unread) >= self.interval:
+            self.read(batch, logits)
+
+    def read(self, batch: Batch | None = None, logits: Tensor | None = None) -> None:
+        """Check what has been added since the last time."""
+        unread, self._unread = self._unread, []
+        for where, loss, norm in unread:
+            value, length = float(loss), float(norm)
+            if not (math.isfinite(length) and abs(value) <= self.max_loss):
+                raise TrainingError(f"training stopped at {where}: {self._explain(value, length, batch, logits)}")
+            self.loss_sum += value
+            self.loss_count += 1
+
+    def mean_loss(self) -> float:
+        """The mean since the last call."""
+        self.read()
+        mean = self.loss_sum / max(1, self.loss_count)
+        self.loss_sum, self.loss_count = 0.0, 0
+        return mean
+
+    def _explain(self, loss: float, norm: float, batch: Batch | None, logits: Tensor | None) -> str:
+        name, parameter = max(self.model.named_parameters(), key=lambda pair: _largest(pair[1]))
+        scale = f"the largest parameter is {name} with {_largest(parameter):g}"
+        if math.isfinite(loss) and math.isfinite(norm):
+            return f"the loss exploded to {loss:g}, above the limit of {self.max_loss:g}; {scale}"
+        culprit = self._first_not_finite(batch, logits)
+        return f"the loss is {loss:g}, the gradient norm {norm:g}; not finite first: {culprit}; {scale}"
+
+    def _first_not_finite(self, batch: Batch | None, logits: Tensor | None) -> str:
+        """In the order of the computation: the input, the parameters, the logits, the gradients."""
+        if batch is not None and not batch.dense.isfinite().all():
+            return "the dense features of the batch"
+        for name, parameter in self.model.named_parameters():
+            if not parameter.isfinite().all():
+                return f"the parameter {name}"
+        if logits is not None and not logits.isfinite().all():
+            return "the logits"
+        for name, parameter in self.model.named_parameters():
+            gradient = parameter.grad
+            if gradient is not None and not (gradient._values() if gradient.is_sparse else gradient).isfinite().all():
+                return f"the gradient of {name}"
+        return "the loss"
+
+
+def _largest(parameter: Tensor) -> float:
+    return float(parameter.detach().abs().max()) if parameter.numel() else 0.0
+
+
+class Signals:
+    """Truthy once SIGINT or SIGTERM has arrived."""
+
+    received = False
+
+    def __bool__(self) -> bool:
+        return self.received
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[Signals]:
+    """The first SIGINT or SIGTERM sets a flag, so that a step is never torn; a second one acts as usual."""
+    signals = Signals()
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def receive(number: int, frame: object) -> None:
+        signals.received = True
+        restore()
+
+    try:
+        for number in previous:
+            signal.signal(number, receive)
+    except ValueError:  # not the main thread, where Python allows no handlers
+        yield signals
+        return
+    try:
+        yield signals
+    finally:
+        restore()
