@@ -1,8 +1,9 @@
-"""Rows to predict: read with the vocabularies and statistics of a cache, labels absent or ignored."""
+"""Rows to predict: read with the vocabularies and statistics of a cache, labels absent or ignored unless asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from os import PathLike
 
 import numpy as np
@@ -16,14 +17,21 @@ from fastcross.data.convert import Block, Coded
 from fastcross.data.encode import Encoder, Standardisation
 from fastcross.data.errors import DataError, Problems
 from fastcross.data.sources import Source, open_for_prediction, resolve_paths
+from fastcross.data.table import TextTable
 from fastcross.data.vocabulary import Hashing, Vocabulary
 
 
 def read_for_prediction(
-    source: Source, cache: Cache | str | PathLike[str], *, batch_size: int = 4096, on_error: str = "stop"
+    source: Source,
+    cache: Cache | str | PathLike[str],
+    *,
+    batch_size: int = 4096,
+    on_error: str = "stop",
+    labelled: bool = False,
 ) -> PredictionRows:
-    """Batches of the rows of `source`, in the format the cache was made from; iterate over the result."""
-    return PredictionRows(source, cache if isinstance(cache, Cache) else Cache.open(cache), batch_size, on_error)
+    """Batches of the rows of `source`, in the format the cache was made from, with labels if `labelled`."""
+    cache = cache if isinstance(cache, Cache) else Cache.open(cache)
+    return PredictionRows(source, cache, batch_size, on_error, labelled)
 
 
 class PredictionRows:
@@ -33,11 +41,11 @@ class PredictionRows:
     skipped (on_error="skip"), with their lines, so that predictions can be matched with the file.
     """
 
-    def __init__(self, source: Source, cache: Cache, batch_size: int, on_error: str) -> None:
+    def __init__(self, source: Source, cache: Cache, batch_size: int, on_error: str, labelled: bool = False) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1; got {batch_size}")
         manifest = cache.manifest
-        self.paths, self.batch_size = resolve_paths(source), batch_size
+        self.paths, self.batch_size, self.labelled = resolve_paths(source), batch_size, labelled
         self.columns = Columns.make(manifest["columns"])
         self.format: str = manifest["configuration"]["format"]
         self.standardise = Standardisation(*(np.array(manifest["standardisation"][k]) for k in ("mean", "scale")))
@@ -58,7 +66,9 @@ class PredictionRows:
         self._reset(self.problems.on_error)
         for path in self.paths:
             before = self.rows
-            table = open_for_prediction(path, self.format, self.columns)
+            table = replace(open_for_prediction(path, self.format, self.columns), labelled=self.labelled)
+            if self.labelled and isinstance(table, TextTable) and self.columns.label not in table.dialect.names:
+                raise DataError(f"{path}: no column {self.columns.label}, which holds the label")
             for block, _ in read_in_order(table, path, self.problems):
                 self.rows += block.rows
                 yield from self._batches(block)
@@ -73,9 +83,12 @@ class PredictionRows:
         ]
         categorical = torch.stack(ids, dim=1) if ids else torch.empty((block.rows, 0), dtype=torch.int64)
         bags = [(self._ids(n, coded), coded) for n, coded in zip(self.columns.bags or (), block.bags, strict=True)]
+        kind = torch.float32 if self.columns.num_outputs == 1 else torch.int64
+        label = None if block.label is None else torch.from_numpy(block.label).to(kind)
         for lo in range(0, block.rows, self.batch_size):
             rows = slice(lo, min(lo + self.batch_size, block.rows))
-            yield Batch(dense[rows], categorical[rows], tuple(_slice(values, coded, rows) for values, coded in bags))
+            chosen = tuple(_slice(values, coded, rows) for values, coded in bags)
+            yield Batch(dense[rows], categorical[rows], chosen, None if label is None else label[rows])
 
     def _ids(self, name: str, coded: Coded) -> torch.Tensor:
         ids = self.encoders[name].ids(coded.dictionary)
