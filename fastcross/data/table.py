@@ -188,7 +188,7 @@ def csv_dialect(path: Path) -> Dialect:
 def open_csv(path: Path, columns: Columns) -> TextTable:
     """A CSV file whose columns are declared, or inferred from its first rows."""
     dialect = csv_dialect(path)
-    sample = next((block.data for block in read_blocks(path, Problems("skip"), 4 << 20)), b"")
+    sample = next((block.data for block in read_blocks(path, Problems("skip"), block_bytes=4 << 20)), b"")
     sample = sample.split(b"\n", 1)[1]
     if not sample.strip():
         raise DataError(f"{path}: a header, but no rows")

@@ -1,9 +1,9 @@
 """From a category's text to its id: a vocabulary counted on the training part, or a hash.
 
 Id 0 is out of vocabulary: a value never seen in training, or seen fewer than `min_frequency` times. The frequent
-values have the ids 1, 2, ... in the order of their frequency, which keeps the busy rows of an embedding table close
-together. A missing value is counted and numbered like any other. With hashing, id 0 is the missing value and all
-others fall into 1 ... buckets.
+values have the ids 1, 2, ... in the order of their frequency (equals in that of their text), which keeps the busy
+rows of an embedding table close together. A missing value is counted and numbered like any other. With hashing, id 0
+is the missing value and all others fall into 1 ... buckets.
 """
 
 from __future__ import annotations
@@ -78,15 +78,15 @@ def count_values(pairs: Iterable[tuple[pa.Array, Array]], min_frequency: int) ->
             merged, waiting, size = _merge(merged, waiting), [], 0
     merged = _merge(merged, waiting)
     frequent = merged.filter(pc.greater_equal(merged["count"], max(min_frequency, 1)))
-    # One thread groups in the order of first appearance: with a stable sort by count, ids depend on the data alone.
-    order = np.argsort(-frequent["count"].to_numpy(), kind="stable")
-    return Vocabulary(pa.concat_arrays([*frequent["value"].chunks, pa.array([], pa.string())]).take(pa.array(order)))
+    # Ties are broken by the value, so that the ids depend on the data alone and not on how it was cut into blocks.
+    order = pc.sort_indices(frequent, sort_keys=[("count", "descending"), ("value", "ascending")])
+    return Vocabulary(pa.concat_arrays([*frequent["value"].chunks, pa.array([], pa.string())]).take(order))
 
 
 def _merge(merged: pa.Table | None, waiting: list[pa.Table]) -> pa.Table:
     empty = pa.table({"value": pa.array([], pa.string()), "count": pa.array([], pa.int64())})
     whole = pa.concat_tables([merged if merged is not None else empty, *waiting])
-    grouped = whole.group_by("value", use_threads=False).aggregate([("count", "sum")])
+    grouped = whole.group_by("value").aggregate([("count", "sum")])
     return pa.table({"value": grouped["value"], "count": grouped["count_sum"]})
 
 

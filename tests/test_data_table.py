@@ -1,0 +1,228 @@
+"""General tables: CSV and Parquet, declared and inferred columns, bags, bad input."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("pyarrow")
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from fastcross.data import Columns, DataError, prepare, read_for_prediction
+from fastcross.data.lines import read_blocks
+
+N = 400
+
+
+def frame():
+    rng = np.random.default_rng(0)
+    return pa.table(
+        {
+            "age": pa.array([None if i % 50 == 0 else 20 + i % 37 for i in range(N)], pa.int64()),
+            "income": rng.normal(1e4, 1e3, N),
+            "level": [i % 3 for i in range(N)],
+            "city": [None if i % 40 == 0 else ("Zürich", "Oslo, N", 'a "b"')[i % 3] for i in range(N)],
+            "tags": [[f"t{j}" for j in range(i % 4)] for i in range(N)],
+            "tag_weights": [[0.5 * (j + 1) for j in range(i % 4)] for i in range(N)],
+            "label": [int(x) for x in rng.random(N) < 0.4],
+        }
+    )
+
+
+def write_csv(path, table):
+    def cell(value):
+        if value is None:
+            return ""
+        text = "|".join(map(str, value)) if isinstance(value, list) else str(value)
+        return '"' + text.replace('"', '""') + '"' if '"' in text or "," in text else text
+
+    rows = [",".join(table.column_names)]
+    rows += [",".join(cell(v) for v in row.values()) for row in table.to_pylist()]
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+@pytest.fixture
+def csv_path(tmp_path):
+    return write_csv(tmp_path / "table.csv", frame())
+
+
+DECLARED = Columns(
+    "label", ("age", "income"), ("level", "city"), ("tags",), {"tags": "tag_weights"}, transform=("log", "standard")
+)
+
+
+def everything(cache, part="train"):
+    return next(cache.batches(part, max(cache.sizes[part], 1)))
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_declared_columns(tmp_path, csv_path, kind, monkeypatch):
+    monkeypatch.setattr("fastcross.data.table.read_blocks", partial(read_blocks, block_bytes=2000))
+    monkeypatch.setattr("fastcross.data.table.PARQUET_ROWS", 64)
+    if kind == "parquet":
+        pq.write_table(frame(), tmp_path / "table.parquet")
+    cache = prepare(
+        tmp_path / f"table.{kind}", tmp_path / "cache", columns=DECLARED, split=(0.5, 0.25, 0.25), min_frequency=1
+    )
+    assert cache.schema.dense_names == ("age", "income")
+    assert cache.schema.categorical_names == ("level", "city")
+    assert cache.schema.cardinalities == (4, 5)  # three values, the missing city, and id 0
+    assert cache.schema.bag_cardinalities == (4,)
+    rows = frame().to_pylist()
+    batch = everything(cache)
+    mean, scale = cache.manifest["standardisation"]["mean"][1], cache.manifest["standardisation"]["scale"][1]
+    # Match rows by the standardised income, which is unique.
+    values = np.array([r["income"] for r in rows])
+    found = np.abs(batch.dense[:, 1].numpy()[:, None] - ((values - mean) * scale)[None]).argmin(axis=1)
+    assert len(set(found.tolist())) == 200
+    train = values[found]
+    np.testing.assert_allclose([mean, scale], [train.mean(), 1 / train.std()], rtol=1e-9)
+    np.testing.assert_allclose(batch.dense[:, 1].mean(), 0, atol=1e-5)
+    bag = batch.bags[0]
+    ends = [*bag.offsets[1:].tolist(), len(bag.values)]
+    for i, r in enumerate(found):
+        age = rows[r]["age"]
+        assert batch.dense[i, 0].item() == pytest.approx(0.0 if age is None else np.log1p(age), rel=1e-6)
+        assert batch.label[i].item() == rows[r]["label"]
+        mine = slice(int(bag.offsets[i]), ends[i])
+        assert bag.weights[mine].tolist() == rows[r]["tag_weights"]
+        assert bag.values[mine].tolist() == list(range(1, 1 + len(rows[r]["tags"])))  # t0 is the most frequent
+
+
+def test_csv_and_parquet_agree(tmp_path, csv_path):
+    pq.write_table(frame(), tmp_path / "table.parquet")
+    caches = [prepare(tmp_path / f"table.{k}", tmp_path / k, columns=DECLARED) for k in ("csv", "parquet")]
+    for part in ("train", "validation", "test"):
+        a, b = (everything(cache, part) for cache in caches)
+        assert a.dense.equal(b.dense)
+        assert a.categorical.equal(b.categorical)
+        assert a.bags[0].values.equal(b.bags[0].values)
+        assert a.bags[0].offsets.equal(b.bags[0].offsets)
+
+
+def test_shuffled_bags_follow_their_rows(tmp_path, csv_path):
+    cache = prepare(csv_path, tmp_path / "cache", columns=DECLARED, min_frequency=1)
+
+    def rows(batches):
+        for batch in batches:
+            bag = batch.bags[0]
+            ends = [*bag.offsets[1:].tolist(), len(bag.values)]
+            for i in range(len(batch)):
+                mine = slice(int(bag.offsets[i]), ends[i])
+                yield batch.dense[i, 1].item(), bag.values[mine].tolist(), bag.weights[mine].tolist()
+
+    assert sorted(rows(cache.batches("train", 33, shuffle=True))) == sorted(rows(cache.batches("train", 1000)))
+
+
+def test_inferred_columns(tmp_path, csv_path):
+    pq.write_table(frame(), tmp_path / "table.parquet")
+    parquet = prepare(tmp_path / "table.parquet", tmp_path / "a", columns={"weights": {"tags": "tag_weights"}})
+    assert parquet.schema.dense_names == ("age", "income")
+    assert parquet.schema.categorical_names == ("level", "city")  # level: integers, but three of them
+    assert parquet.schema.bag_names == ("tags",)
+    text = prepare(csv_path, tmp_path / "b", columns="label")
+    assert text.schema.dense_names == ("age", "income")
+    assert text.schema.categorical_names == ("level", "city", "tags", "tag_weights")  # nothing says that they are lists
+
+
+def test_classes(tmp_path):
+    (tmp_path / "iris.csv").write_text("x;kind\n" + "".join(f"{i}.5;{'abc'[i % 3]}\n" for i in range(60)))
+    cache = prepare(tmp_path / "iris.csv", tmp_path / "cache", columns={"label": "kind", "classes": ["a", "b", "c"]})
+    assert cache.schema.num_outputs == 3
+    assert cache.schema.task == "multiclass"
+    assert everything(cache).label.tolist() == [i % 3 for i in range(51)]
+    assert everything(cache).label.dtype == torch.int64
+
+
+def spoil(path, line, old, new):
+    lines = path.read_bytes().split(b"\n")
+    assert old in lines[line - 1]
+    lines[line - 1] = lines[line - 1].replace(old, new, 1)
+    path.write_bytes(b"\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (b",", b"", "expected 7 columns, got 6"),
+        (b"2", b"x2", "column age must be a number; got 'x2"),
+        (b"2", b"1e999", "column age must be finite"),
+        (b"2", b"inf", "column age must be "),
+        (b"O", b"\xc3", "bytes that are not UTF-8"),
+        (b",0.5", b",0.5|1|1|1|1", "column tag_weights must have a weight for each value of column tags"),
+        (b'"', b"", "expected 7 columns, got 8"),
+    ],
+)
+def test_bad_csv_rows(tmp_path, csv_path, old, new, message):
+    spoil(csv_path, 303, old, new)
+    with pytest.raises(DataError, match=rf"table\.csv, line 303: .*{message}"):
+        prepare(csv_path, tmp_path / "cache", columns=DECLARED)
+    cache = prepare(csv_path, tmp_path / "cache", columns=DECLARED, on_error="skip")
+    assert cache.manifest["skipped"]["rows"] == 1
+    assert sum(cache.sizes.values()) == N - 1
+
+
+def test_open_quote_is_an_error_not_a_wrong_row(tmp_path, csv_path):
+    spoil(csv_path, 303, b'Oslo, N"', b"Oslo, N")
+    with pytest.raises(DataError, match="line 303: "):
+        prepare(csv_path, tmp_path / "cache", columns=DECLARED)
+
+
+def test_bad_tables(tmp_path, csv_path):
+    cases = [
+        ("x,y\n", {}, "a header, but no rows"),
+        ("x,z\n1,2\n", {}, "name the label column; the columns are x, z"),
+        ("x,x,y\n1,2,1\n", {}, "the header names a column twice: x"),
+        ("x,y\n1,1\n", {"columns": "click"}, "no column click; the columns are x, y"),
+        ("x,y\n1,1\n", {"columns": {"label": "y", "dense": ["x", "w"]}}, "no column w"),
+        ("x,y\n1,1\n", {"columns": {"label": "y", "colour": 1}}, "unknown key in columns: colour"),
+        ("y\n1\n", {}, "no feature columns beside the label y"),
+        ("x,y\n1,3\n", {}, r"line 2: the label \(column y\) must be 0 or 1; got 3"),
+    ]
+    for text, arguments, message in cases:
+        (tmp_path / "bad.csv").write_text(text)
+        with pytest.raises(DataError, match=message):
+            prepare(tmp_path / "bad.csv", tmp_path / "cache", format="csv", **arguments)
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(DataError, match=r"bad\.parquet: not a readable Parquet file"):
+        prepare(tmp_path / "bad.parquet", tmp_path / "cache")
+    (tmp_path / "second.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(DataError, match=r"second\.csv, line 1: the header must be that of the first file; got a,b"):
+        prepare([csv_path, tmp_path / "second.csv"], tmp_path / "cache", columns=DECLARED)
+
+
+def test_bad_parquet_row(tmp_path):
+    table = frame()
+    label = table["label"].to_pylist()
+    label[250] = 7
+    table = table.set_column(table.column_names.index("label"), "label", pa.array(label))
+    pq.write_table(table, tmp_path / "table.parquet")
+    with pytest.raises(DataError, match=r"table\.parquet, row 251: the label .* must be 0 or 1; got 7"):
+        prepare(tmp_path / "table.parquet", tmp_path / "cache", columns=DECLARED)
+    cache = prepare(tmp_path / "table.parquet", tmp_path / "cache", columns=DECLARED, on_error="skip")
+    assert sum(cache.sizes.values()) == N - 1
+
+
+def test_prediction_of_a_table_without_label(tmp_path, csv_path):
+    cache = prepare(csv_path, tmp_path / "cache", columns=DECLARED, split="time:1,0,0", min_frequency=1)
+    table = frame().drop_columns(["label"]).select(["tags", "tag_weights", "city", "level", "age", "income"])
+    new = write_csv(tmp_path / "new.csv", table)  # other order of columns
+    spoil(new, 3, b"Oslo, N", b"Bergen")
+    rows = read_for_prediction(new, cache, batch_size=150)
+    batches = list(rows)
+    assert [len(b) for b in batches] == [150, 150, 100]
+    assert rows.unknown == {"level": 0, "city": 1, "tags": 0}
+    whole = everything(cache)
+    assert torch.cat([b.dense for b in batches]).equal(whole.dense)
+    ids = torch.cat([b.categorical for b in batches])
+    assert ids[1, 1] == 0
+    ids[1, 1] = whole.categorical[1, 1]
+    assert ids.equal(whole.categorical)
+    assert torch.cat([b.bags[0].values for b in batches]).equal(whole.bags[0].values)
+    assert (batches[1].bags[0].offsets + whole.bags[0].offsets[150]).equal(whole.bags[0].offsets[150:300])
+    new.write_text("city,age\nOslo,3\n")
+    with pytest.raises(DataError, match="no column income, level, tag_weights, tags"):
+        next(iter(read_for_prediction(new, cache)))
