@@ -8,6 +8,7 @@ if not (Path(__file__).parent / "kernels").is_dir():
 
 from fastcross import reference
 from fastcross._version import __version__
+from fastcross.export import export
 from fastcross.functional import cross_layer, cross_logits, cross_network
 from fastcross.layers import CrossLayer, CrossNetwork
 from fastcross.model import DCN, DCNConfig
@@ -24,6 +25,7 @@ __all__ = [
     "cross_logits",
     "cross_network",
     "cross_state_dict",
+    "export",
     "reference",
     "swap",
 ]

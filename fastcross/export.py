@@ -38,29 +38,40 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any, to: str = "p
             f"exporting to {to} needs {' and '.join(missing)}; install them with: pip install 'fastcross[export]'"
         )
     path = Path(path)
+    if path.suffix != f".{to}":
+        raise ValueError(f'a file for to="{to}" must be named *.{to}; got {path.name}')
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
     program = trace(model, example_inputs)
     if to == "pt2":
-        if path.suffix != ".pt2":
-            raise ValueError(f'a package for to="pt2" must be named *.pt2; got {path.name}')
         torch._inductor.aoti_compile_and_package(program, package_path=str(path))
     else:
-        torch.onnx.export(program, (), str(path), dynamo=True, external_data=False, verbose=False)
+        # A protobuf holds 2 GiB: larger tables go into a second file beside it.
+        size = sum(value.nbytes for value in program.state_dict.values())
+        torch.onnx.export(program, (), str(path), dynamo=True, external_data=size > 2**30, verbose=False)
     return path
 
 
 def trace(model: nn.Module, example_inputs: Any) -> torch.export.ExportedProgram:
-    """``torch.export`` of the model in evaluation mode, with one symbol for the batch size of all inputs."""
+    """``torch.export`` of the model in evaluation mode, for any batch size from 1.
+
+    The first tensor's first dimension is the batch, and that of every input as long; others vary on their own.
+    """
     inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    # torch.export takes a batch of one for a constant.
-    inputs = pytree.tree_map_only(Tensor, _at_least_two_rows, inputs)
-    batch = torch.export.Dim("batch", min=1)
-    shapes = pytree.tree_map(lambda value: {0: batch} if isinstance(value, Tensor) else None, inputs)
+    tensors = [value for value in pytree.tree_leaves(inputs) if isinstance(value, Tensor) and value.dim()]
+    if not tensors or not len(tensors[0]):
+        raise ValueError("example_inputs must begin with a tensor of at least one row")
+    if len(tensors[0]) == 1:  # torch.export would take a batch of one for a constant
+        inputs = pytree.tree_map_only(Tensor, lambda x: torch.cat((x, x)) if x.dim() and len(x) == 1 else x, inputs)
+    batch, rows = torch.export.Dim("batch", min=1), max(len(tensors[0]), 2)
+
+    def dynamic(value: Any) -> Any:
+        if not isinstance(value, Tensor) or not value.dim():
+            return None
+        return {0: batch if len(value) == rows else torch.export.Dim.DYNAMIC}
+
     with _evaluating(model), torch.no_grad():
-        return torch.export.export(model, inputs, dynamic_shapes=shapes)
-
-
-def _at_least_two_rows(x: Tensor) -> Tensor:
-    return torch.cat((x, x)) if len(x) == 1 else x
+        return torch.export.export(model, inputs, dynamic_shapes=pytree.tree_map(dynamic, inputs))
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 """The three operators: validate, flatten to rows, choose a backend."""
 
-import functools
 import importlib.util
 import os
 
@@ -142,14 +141,14 @@ def _resolve(backend: str, x0: Tensor) -> str:
     if torch.compiler.is_exporting() and backend in ("auto", "triton", "numba"):
         return "torch"  # what is exported runs where fastcross is not installed
     if backend == "auto":
-        if device == "cuda" and _installed("triton") and x0.dtype != torch.float64:
+        if device == "cuda" and _INSTALLED["triton"] and x0.dtype != torch.float64:
             return "triton"
-        return "numba" if device == "cpu" and x0.dtype in _CPU_DTYPES and _installed("numba") else "torch"
+        return "numba" if device == "cpu" and x0.dtype in _CPU_DTYPES and _INSTALLED["numba"] else "torch"
     if backend in _PLAIN:
         return backend
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
-    if not _installed(backend):
+    if not _INSTALLED[backend]:
         raise ValueError(f'backend "{backend}" needs the package {backend}, which is not installed; x0 is on {device}')
     if backend == "numba" and (device != "cpu" or x0.dtype not in _CPU_DTYPES):
         kinds = ", ".join(str(dtype) for dtype in _CPU_DTYPES)
@@ -162,17 +161,9 @@ def _resolve(backend: str, x0: Tensor) -> str:
 _CPU_DTYPES = (torch.float32, torch.float64)
 
 
-@torch.compiler.assume_constant_result
-def _installed(package: str) -> bool:
-    return _found(package)
+_INSTALLED = {package: importlib.util.find_spec(package) is not None for package in ("triton", "numba")}
 
 
-@functools.cache
-def _found(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
-
-
-@torch.compiler.assume_constant_result
 def _interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
 
