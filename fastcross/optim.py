@@ -132,7 +132,8 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     norm = nn.utils.get_total_norm(values)
     if max_norm < float("inf"):
         # Without a look at the norm, which would wait for the device; min(1, …) leaves small gradients as they are.
-        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
+        # Gradients that are not finite stay as they are, so that a caller can still find the first of them.
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).nan_to_num(nan=1.0)
         torch._foreach_mul_(values, factor)
     return norm
 
