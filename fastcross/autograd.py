@@ -20,7 +20,7 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     """``function.apply`` without its ``inspect.signature``, which takes longer than a small kernel."""
     if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
         return function.apply(*args)
-    return super(torch.autograd.Function, function).apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 
 class CrossLayerFunction(torch.autograd.Function):

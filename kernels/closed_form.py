@@ -10,15 +10,16 @@ The layers of one network share x0, so every x_l is a per-row scalar times x0 pl
 so that y = x_L = α_L x0 + β_L, and for a head V the logits are z = α_L (x0 Vᵀ) + β_L Vᵀ.
 
 Any device, any floating dtype, differentiable as often as one likes: the fallback where no kernel fits, and the path of
-second derivatives. Sums run in float32 for half-precision storage and in float64 for float64. Here PyTorch's own
+second derivatives. Dots run in float32 for half-precision storage and in float64 for float64. Here PyTorch's own
 operators do the work: x0 is read twice and written once, whatever the depth; the fused kernels read it once.
 """
 
 import contextlib
 
 import torch
-from fastcross.kernels.rows import accumulation_dtype
 from torch import Tensor
+
+from fastcross.kernels.rows import accumulation_dtype
 
 
 def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -51,14 +52,16 @@ def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor) 
 
 def _alpha_beta(x0: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The recurrence: α_L per row, β_L per feature (None without biases)."""
-    p = x0 @ weight.T
-    alpha, beta = torch.ones_like(x0[..., 0]), None
+    # Its products and sums grow with the depth, and it is small: float64 wherever the device has it.
+    wide = x0.dtype if x0.device.type == "mps" else torch.float64
+    p = (x0 @ weight.T).to(wide)
+    alpha, beta = torch.ones_like(p[..., 0]), None
     for layer in range(weight.shape[0]):
         step = alpha * (1 + p[..., layer])
-        alpha = step if beta is None else step + beta @ weight[layer]
+        alpha = step if beta is None else step + beta @ weight[layer].to(wide)
         if bias is not None:
-            beta = bias[layer] if beta is None else beta + bias[layer]
-    return alpha, beta
+            beta = bias[layer].to(wide) if beta is None else beta + bias[layer].to(wide)
+    return alpha.to(x0.dtype), None if beta is None else beta.to(x0.dtype)
 
 
 def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:

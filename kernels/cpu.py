@@ -10,6 +10,7 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numba
 import torch
@@ -34,7 +35,7 @@ _ARGUMENTS = {
 
 def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     dtype = accumulation_dtype(x0, x, w, b)
-    rows, x, w, b = _cast(dtype, x0, x, w, b)
+    rows, x, w, b = x0.to(dtype), x.to(dtype), _parameter(w, dtype), _parameter(b, dtype)
     (M, d), y = rows.shape, empty_rows(rows)
     kernel = _compiled("cross_layer_fwd", dtype)
     pointers = (_ptr(rows), _ptr(x), _ptr(w), _ptr(b), _ptr(y))
@@ -47,7 +48,7 @@ def cross_layer_bwd(
     dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dtype = accumulation_dtype(x0, x, w)
-    g, rows, x_rows, vector, _ = _cast(dtype, dy, x0, x, w, None)
+    g, rows, x_rows, vector = dy.to(dtype), x0.to(dtype), x.to(dtype), _parameter(w, dtype)
     M, d = rows.shape
     dx0, dx = (empty_rows(t) if needed else t.new_empty(0) for t, needed in zip((rows, x_rows), needs, strict=False))
     dw, db = (vector.new_empty(d if needed else 0) for needed in needs[2:])
@@ -89,7 +90,7 @@ def cross_logits_bwd(
 
 def _network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor | None, keep_p: bool) -> tuple[Tensor, Tensor]:
     dtype = accumulation_dtype(x0, w, b, v)
-    rows, w, b, v = _cast(dtype, x0, w, b, v)
+    rows, w, b, v = x0.to(dtype), _parameter(w, dtype), _parameter(b, dtype), _parameter(v, dtype)
     (M, d), L, C = rows.shape, w.shape[0], 0 if v is None else v.shape[0]
     vectors = w if v is None else torch.cat((w, v))
     out = empty_rows(rows) if v is None else rows.new_empty((M, C))
@@ -105,7 +106,8 @@ def _network_bwd(
     dout: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor | None, p: Tensor, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dtype = accumulation_dtype(x0, w, b, v)
-    g, rows, layers, bias, head = _cast(dtype, dout, x0, w, b, v)
+    g, rows, layers = dout.to(dtype), x0.to(dtype), _parameter(w, dtype)
+    bias, head = _parameter(b, dtype), _parameter(v, dtype)
     (M, d), L, C = rows.shape, w.shape[0], 0 if v is None else v.shape[0]
     need_dx0, need_dvectors, need_db = needs[0], needs[1] or needs[3], needs[2]
     vectors = layers if head is None else torch.cat((layers, head))
@@ -132,9 +134,8 @@ def _network_bwd(
     )
 
 
-def _cast(dtype: torch.dtype, *tensors: Tensor | None) -> tuple[Tensor, ...]:
-    """The parameters in one dtype and contiguous; themselves, where they are so already."""
-    return tuple(t if t is None else t.to(dtype).contiguous() for t in tensors)
+def _parameter(t: Any, dtype: torch.dtype) -> Any:
+    return None if t is None else t.to(dtype).contiguous()
 
 
 def _ptr(t: Tensor | None) -> int:
@@ -184,6 +185,6 @@ def _compiled(name: str, dtype: torch.dtype) -> Callable[..., None]:
     except RuntimeError:  # nowhere to keep the cache: neither the package's folder nor the user's can be written
         native = numba.cfunc(signature, **cpu_kernels.OPTIONS)(function)
     prototype = ctypes.CFUNCTYPE(None, *(ctypes.c_void_p,) * (pointers + len(totals)), *(ctypes.c_int64,) * integers)
-    call = prototype(native.address)
+    call: Any = prototype(native.address)  # type: ignore[arg-type]
     call.native = native  # keeps the machine code alive
     return call

@@ -10,8 +10,8 @@ Network and logits share their kernels. The K = L + C vectors are the layers' w_
 
 Four rows are taken at a time, so that a vector is loaded once for four rows and a row once from memory: what follows
 the first touch finds it in cache. Bytes from memory per row: forward 1 read + 1 write, backward 2 reads + 1 write
-(logits: 1 read, then 1 read + 1 write). Sums over rows run in the storage dtype within a block and in float64 across
-blocks.
+(logits: 1 read, then 1 read + 1 write). Dots run in the storage dtype, the recurrence in float64, sums over rows in the
+storage dtype within a block and in float64 across blocks.
 
 Every inner loop has one store, at most five streams and no branch, which is what LLVM turns into full-width
 multiply-adds. It stops being good where a row is shorter than a few vectors (d < 32) or four rows outgrow the second
@@ -117,9 +117,9 @@ def _padded(vectors_ptr, K, d, multiple):
 
 @njit(**OPTIONS)
 def _prefix(w, b, has_bias):
-    """c_l = β_l·w_l for every layer, and β_L; zeros without biases."""
+    """c_l = β_l·w_l for every layer, and β_L, in float64; zeros without biases."""
     layers, d = w.shape
-    c, beta = np.zeros(layers, w.dtype), np.zeros(d, w.dtype)
+    c, beta = np.zeros(layers), np.zeros(d)
     if has_bias:
         for layer in range(layers):
             c[layer] = _dot(beta, w[layer])
@@ -152,7 +152,7 @@ def cross_layer_bwd(
     w, totals = carray(w_ptr, (d,)), carray(totals_ptr, (2 * d,))
     totals[:] = 0
     zero, one = w.dtype.type(0), w.dtype.type(1)
-    nothing, sums = np.zeros(d, w.dtype), np.zeros(2 * d, w.dtype)
+    nothing, sums = np.zeros(d, w.dtype), np.zeros(d, w.dtype)
     for r in range(start, stop, 4):
         n = min(4, stop - r)
         ga, xa = _row(dy, r, stride_dy, d), _row(x, r, stride_x, d)
@@ -170,11 +170,11 @@ def cross_layer_bwd(
             if need_dx:
                 _combine(_row(dx, r + i, stride_dx, d), one, g_i, ds[i], w, zero, nothing)
         if need_dw:
-            _accumulate(sums[:d], (ds[0], ds[1], ds[2], ds[3]), xa, xb, xc, xd)
+            _accumulate(sums, (ds[0], ds[1], ds[2], ds[3]), xa, xb, xc, xd)
         if need_db:
-            _accumulate(sums[d:], (one, one, one, one), ga, gb, gc, gd)
+            _accumulate(totals[d:], (one, one, one, one), ga, gb, gc, gd)
         if (r - start) % BLOCK_ROWS == BLOCK_ROWS - 4 or r + 4 >= stop:
-            _flush(totals, sums)
+            _flush(totals[:d], sums)
 
 
 def cross_layer_finish(dw_ptr, db_ptr, totals_ptr, chunks, d, need_dw, need_db):
@@ -195,11 +195,12 @@ def cross_network_fwd(
     K = L + C
     x0, out = _rows(x0_ptr, M, stride_x0, d), _rows(out_ptr, M, stride_out, C if C else d)
     vectors, b, p = _padded(vectors_ptr, K, d, 2), carray(b_ptr, (L, d)), carray(p_ptr, (K, M))
-    c, beta = _prefix(vectors[:L], b, has_bias)
-    z_beta = np.zeros(C, vectors.dtype)
+    c, beta_sum = _prefix(vectors[:L], b, has_bias)
+    beta, z_beta = beta_sum.astype(x0.dtype), np.zeros(C)
     for k in range(C):
-        z_beta[k] = _dot(beta, vectors[L + k])
-    dots, alpha = np.empty((K + 1, 4), x0.dtype), np.empty(4, x0.dtype)
+        z_beta[k] = _dot(beta_sum, vectors[L + k])
+    dots, alpha = np.empty((K + 1, 4), x0.dtype), np.empty(4, np.float64)
+    real = x0.dtype.type
     for r in range(start, stop, 4):
         # Past the last row the last one is taken again: the same results are written once more.
         rb, rc, rd = min(r + 1, stop - 1), min(r + 2, stop - 1), min(r + 3, stop - 1)
@@ -218,10 +219,10 @@ def cross_network_fwd(
             for k in range(K):
                 p[k, r], p[k, rb], p[k, rc], p[k, rd] = dots[k, 0], dots[k, 1], dots[k, 2], dots[k, 3]
         if C == 0:
-            _affine(_row(out, r, stride_out, d), alpha[0], xa, beta)
-            _affine(_row(out, rb, stride_out, d), alpha[1], xb, beta)
-            _affine(_row(out, rc, stride_out, d), alpha[2], xc, beta)
-            _affine(_row(out, rd, stride_out, d), alpha[3], xd, beta)
+            _affine(_row(out, r, stride_out, d), real(alpha[0]), xa, beta)
+            _affine(_row(out, rb, stride_out, d), real(alpha[1]), xb, beta)
+            _affine(_row(out, rc, stride_out, d), real(alpha[2]), xc, beta)
+            _affine(_row(out, rd, stride_out, d), real(alpha[3]), xd, beta)
         for k in range(C):
             for i in range(min(4, stop - r)):
                 out[(r + i) * stride_out + k] = alpha[i] * dots[L + k, i] + z_beta[k]
@@ -240,12 +241,10 @@ def cross_network_bwd(
     totals[:] = 0
     dc, dz = totals[K * d + d : K * d + d + L], totals[K * d + d + L :]
     c, _ = _prefix(vectors[:L], b, has_bias)
-    one, zero, nothing = x0.dtype.type(1), x0.dtype.type(0), np.zeros(d, x0.dtype)
-    sums, alpha, coefficient = (
-        np.zeros((K + 1) * d, x0.dtype),
-        np.empty((L + 1, 4), x0.dtype),
-        np.zeros((K + 2, 4), x0.dtype),
-    )
+    real, nothing = x0.dtype.type, np.zeros(d, x0.dtype)
+    one = real(1)
+    sums, coefficient = np.zeros(K * d, x0.dtype), np.zeros((K + 2, 4), x0.dtype)
+    alpha = np.empty((L + 1, 4), np.float64)
     for r in range(start, stop, 4):
         n = min(4, stop - r)
         xa, ga = _row(x0, r, stride_x0, d), nothing if C else _row(dout, r, stride_dout, d)
@@ -263,9 +262,9 @@ def cross_network_bwd(
             alpha[0, i] = 1
             for k in range(L):
                 alpha[k + 1, i] = alpha[k, i] * (1 + p[k, r + i]) + c[k]
-            a = zero
+            a = 0.0
             if C == 0:
-                a = _dot(_row(dout, r + i, stride_dout, d), _row(x0, r + i, stride_x0, d))
+                a += _dot(_row(dout, r + i, stride_dout, d), _row(x0, r + i, stride_x0, d))
             for k in range(C):
                 dz_k = dout[(r + i) * stride_dout + k]
                 a += dz_k * p[L + k, r + i]
@@ -278,7 +277,7 @@ def cross_network_bwd(
         if need_dx0:
             for i in range(n):
                 dx0_i = _row(dx0, r + i, stride_dx0, d)
-                g_i, s = (nothing, zero) if C else (_row(dout, r + i, stride_dout, d), alpha[L, i])
+                g_i, s = (nothing, real(0)) if C else (_row(dout, r + i, stride_dout, d), real(alpha[L, i]))
                 t = (coefficient[0, i], coefficient[1, i], coefficient[2, i])
                 _combine_three(dx0_i, s, g_i, t, vectors[0], vectors[1], vectors[2])
                 for k in range(3, K, 3):
@@ -289,9 +288,9 @@ def cross_network_bwd(
                 t = (coefficient[k, 0], coefficient[k, 1], coefficient[k, 2], coefficient[k, 3])
                 _accumulate(_row(sums, k, d, d), t, xa, xb, xc, xd)
         if need_db and C == 0:
-            _accumulate(_row(sums, K, d, d), (one, one, one, one), ga, gb, gc, gd)
+            _accumulate(_row(totals, K, d, d), (one, one, one, one), ga, gb, gc, gd)
         if (r - start) % BLOCK_ROWS == BLOCK_ROWS - 4 or r + 4 >= stop:
-            _flush(totals[: (K + 1) * d], sums)
+            _flush(totals[: K * d], sums)
 
 
 def cross_network_finish(

@@ -1,0 +1,203 @@
+"""The output and every gradient of each operator, on each backend that runs here, by one rule.
+
+    err(ours, ref64) <= 2 · err(eager loop in the same dtype, ref64) + atol
+
+where ref64 is ``fastcross.reference`` in float64. The eager loop rounds to the storage dtype after every operation;
+atol is four units in the last place of the largest value: both errors are maxima of a handful of roundings (dot,
+recurrence, product, sum) of up to half a unit each, and what one order of a sum loses another may win. In float64 the
+eager loop is itself the reference, and atol alone counts: the few thousand roundings of the longest sums here.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import fastcross
+from fastcross import reference
+
+SHAPES = {
+    "one row": (1, 16),
+    "no rows": (0, 5),
+    "one feature": (9, 1),
+    "odd": (7, 33),
+    "tall": (1030, 54),
+    "wide": (63, 1000),
+    "paper": (130, 1026),
+}
+OPERATORS = ("cross_layer", "cross_network", "cross_logits")
+
+
+def operands(operator, rows, d, layers, outputs, bias, dtype, seed=0):
+    """x0 [, x], weight, bias [, head]: rows of unit variance, weights as CrossNetwork initialises them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape, scale=1.0):
+        return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
+
+    weight, b = normal(layers, d, scale=(d * layers) ** -0.5), normal(layers, d, scale=0.3) if bias else None
+    if operator == "cross_layer":
+        return normal(rows, d), normal(rows, d), weight[0].clone(), None if b is None else b[0].clone()
+    if operator == "cross_network":
+        return normal(rows, d), weight, b
+    return normal(rows, d), weight, b, normal(outputs, d, scale=d**-0.5)
+
+
+def evaluate(function, tensors, dy=None, **options):
+    """The output and the gradients of all operands, for the incoming gradient dy."""
+    leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
+    y = function(*leaves, **options)
+    given_leaves = [t for t in leaves if t is not None]
+    grads = torch.autograd.grad(y, given_leaves, torch.ones_like(y) if dy is None else dy.to(y.dtype))
+    return [y.detach(), *grads]
+
+
+def assert_as_good_as_eager(operator, tensors, backend, dy=None):
+    exact = evaluate(getattr(reference, operator), [None if t is None else t.double() for t in tensors], dy)
+    eager = evaluate(getattr(reference, operator), tensors, dy)
+    ours = evaluate(getattr(fastcross, operator), tensors, dy, backend=backend)
+    for i, (o, e, x) in enumerate(zip(ours, eager, exact, strict=True)):
+        assert o.dtype == e.dtype
+        assert o.shape == x.shape
+        if x.numel() == 0:
+            continue
+        ulp = torch.finfo(o.dtype).eps * x.abs().max()
+        atol = (4096 if o.dtype == torch.float64 else 4) * ulp
+        error, allowed = (o.double() - x).abs().max(), 2 * (e.double() - x).abs().max() + atol
+        assert error <= allowed, f"result {i} of {operator}: error {error:.3g}, allowed {allowed:.3g}"
+
+
+def random_gradient(operator, tensors, seed=1):
+    shape = (*tensors[0].shape[:-1], tensors[-1].shape[0]) if operator == "cross_logits" else tensors[0].shape
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_is_nan():
+    """What a kernel allocates and forgets to write shows as NaN."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    ("operator", "layers"),
+    [("cross_layer", 1), *((name, layers) for name in OPERATORS[1:] for layers in (1, 3, 6, 16))],
+)
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+def test_output_and_gradients(backend, operator, layers, dtype, shape, bias):
+    tensors = operands(operator, *shape, layers, 3, bias, dtype)
+    assert_as_good_as_eager(operator, tensors, backend, random_gradient(operator, tensors))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("shape", [SHAPES["odd"], SHAPES["paper"]], ids=["odd", "paper"])
+def test_half_precision(operator, dtype, shape):
+    tensors = operands(operator, *shape, 6, 3, True, dtype)
+    assert_as_good_as_eager(operator, tensors, "auto", random_gradient(operator, tensors))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_rows_with_float32_parameters(dtype):
+    x0, w, b = operands("cross_network", 50, 70, 4, 0, True, torch.float32)
+    half = x0.to(dtype).requires_grad_()
+    w.requires_grad_()
+    y = fastcross.cross_network(half, w, b)
+    y.sum().backward()
+    exact = reference.cross_network(half.detach().double(), w.detach().double(), b.double())
+    assert y.dtype == dtype
+    assert half.grad.dtype == dtype
+    assert w.grad.dtype == torch.float32
+    torch.testing.assert_close(y.double(), exact, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps)
+
+
+@pytest.mark.parametrize("mixed", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
+def test_mixed_full_precision(mixed):
+    x0, w, b = operands("cross_network", 20, 30, 3, 0, True, torch.float64)
+    x0, w = x0.to(mixed[0]), w.to(mixed[1])
+    y = fastcross.cross_network(x0, w, b, backend="numba")
+    assert y.dtype == mixed[0]
+    torch.testing.assert_close(y.double(), reference.cross_network(x0.double(), w.double(), b), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("layout", ["padded", "every other row", "transposed", "expanded", "leading dimensions"])
+def test_layouts(operator, backend, layout):
+    tensors = list(operands(operator, 24, 33, 3, 2, True, torch.float32))
+    for i in range(2 if operator == "cross_layer" else 1):
+        x = tensors[i]
+        tensors[i] = {
+            "padded": lambda x: torch.full((24, 48), torch.nan)[:, :33].copy_(x),
+            "every other row": lambda x: torch.full((48, 33), torch.nan)[::2].copy_(x),
+            "transposed": lambda x: x.T.contiguous().T,
+            "expanded": lambda x: x[:1].expand(24, 33),
+            "leading dimensions": lambda x: x.reshape(2, 3, 4, 33),
+        }[layout](x)
+    assert_as_good_as_eager(operator, tensors, backend, random_gradient(operator, tensors))
+
+
+def test_padding_between_rows_is_kept_and_not_written():
+    buffer = torch.full((8, 48), 7.0)
+    x0, (_, w, b) = buffer[:, :33].normal_(), operands("cross_network", 8, 33, 2, 0, True, torch.float32)
+    y = fastcross.cross_network(x0, w, b, backend="numba")
+    assert y.stride() == (48, 1)
+    assert (buffer[:, 33:] == 7).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    operator=st.sampled_from(OPERATORS),
+    rows=st.integers(0, 70),
+    d=st.integers(1, 140),
+    layers=st.integers(1, 20),
+    outputs=st.integers(1, 9),
+    bias=st.booleans(),
+    seed=st.integers(0, 2**16),
+)
+def test_any_shape(operator, rows, d, layers, outputs, bias, seed):
+    tensors = operands(operator, rows, d, layers, outputs, bias, torch.float64, seed)
+    exact = evaluate(getattr(reference, operator), tensors)
+    for backend in ("torch", "numba"):
+        for ours, expected in zip(evaluate(getattr(fastcross, operator), tensors, backend=backend), exact, strict=True):
+            torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_gradients_asked_for_are_the_only_ones_computed(operator):
+    tensors = operands(operator, 40, 33, 3, 2, True, torch.float64)
+    everything = evaluate(getattr(reference, operator), tensors)[1:]
+    for wanted in range(1, 2 ** len(tensors)):
+        leaves = [t.detach().requires_grad_(bool(wanted >> i & 1)) for i, t in enumerate(tensors)]
+        getattr(fastcross, operator)(*leaves, backend="numba").sum().backward()
+        for leaf, expected in zip(leaves, everything, strict=True):
+            assert (leaf.grad is not None) == leaf.requires_grad
+            if leaf.requires_grad:
+                torch.testing.assert_close(leaf.grad, expected)
+
+
+@pytest.mark.parametrize("backend", ["torch", "numba"])
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_non_finite_rows_stay_their_own(backend, value):
+    """A bad row spoils itself and what sums over it, as with PyTorch's own operators; no other row."""
+    x0, w, b = operands("cross_network", 10, 20, 3, 0, True, torch.float32)
+    x0[6, 3] = value
+    y, dx0, dw, db = evaluate(fastcross.cross_network, (x0, w, b), backend=backend)
+    expected = evaluate(reference.cross_network, (x0, w, b))
+    good = torch.arange(10) != 6
+    assert torch.isfinite(y[good]).all()
+    assert torch.isfinite(dx0[good]).all()
+    assert not torch.isfinite(y[6]).any()
+    assert not torch.isfinite(dw).all()
+    assert torch.equal(torch.isfinite(db), torch.isfinite(expected[3]))
+
+
+def test_long_sums_over_rows_keep_their_precision():
+    """100,000 rows: the gradients of the parameters are as good as those of the eager loop."""
+    tensors = operands("cross_network", 100_000, 8, 2, 0, True, torch.float32)
+    assert_as_good_as_eager("cross_network", tensors, "numba", torch.rand(100_000, 8))
