@@ -20,7 +20,8 @@ from fastcross.data import Cache, read_for_prediction
 from fastcross.evaluation import evaluate as evaluate_part
 from fastcross.evaluation import predict as predict_logits
 from fastcross.metrics import probabilities, summarise
-from fastcross.plans import load_model, make_plan, run_plan
+from fastcross.model import DCN
+from fastcross.plans import Trained, load_model, make_plan, run_plan
 from fastcross.runs import Run, write_json
 from fastcross.sources import open_source, preparation, prepare_files
 from fastcross.training import Interrupted
@@ -138,8 +139,18 @@ def print_run(run: Run) -> None:
         print(f"{name}: {_plain(plan[name])}")
     if run.result:
         print_metrics(run.result)
+        print_crosses(load_model(run.path, "cpu"))
     else:
         print(f"continue with: fastcross train --resume {run.path}")
+
+
+def print_crosses(trained: Trained) -> None:
+    """What the cross network found: the pairs of features that it crosses most strongly."""
+    schema = trained.schema
+    if isinstance(trained.model, DCN) and trained.model.parallel:
+        names = (*schema.categorical_names, *schema.bag_names, *schema.dense_names)
+        strongest = trained.model.strongest_crosses(5, names)
+        print("strongest crosses: " + ", ".join(f"{' × '.join(pair)} {strength:.3g}" for pair, strength in strongest))
 
 
 def print_cache(cache: Cache) -> None:
