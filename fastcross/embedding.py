@@ -101,6 +101,8 @@ class EmbeddingStack(nn.Module):
         """(B, num_dense), (B, k) ids and a bag for each multi-valued feature -> x0, (B, d)."""
         given = [Bag(*bag) if isinstance(bag, tuple) else bag for bag in bags]
         self._check(dense, categorical, given)
+        if not torch.compiler.is_compiling():
+            _check_offsets(self, given)
         categorical = categorical.long()
         coefficients = [_coefficients(bag, self.bag_pooling) for bag in given]
         tables = tuple(self.tables)
@@ -220,6 +222,8 @@ class _StackFunction(torch.autograd.Function):
                 else:
                     rows = ctx.bags[k - K].values
                     g = g[_row_of_value(ctx.bags[k - K])] * ctx.coefficients[k - K].to(g.dtype).unsqueeze(1)
+                # A copy, because PyTorch's sparse operators overrun a single row that is a view of a wider one.
+                g = g.clone(memory_format=torch.contiguous_format)
                 gradients[k] = _sparse(rows, g, tables[k]).coalesce()
         ddense = dx0[:, dx0.shape[1] - stack.num_dense :] if ctx.needs_input_grad[4] else None
         return None, None, None, None, ddense, *gradients
@@ -232,9 +236,8 @@ def _sparse(rows: Tensor, values: Tensor, table: Tensor, coalesced: bool | None 
 
 def _row_of_value(bag: Bag) -> Tensor:
     """(n,): the row of the batch each value belongs to."""
-    ends = torch.cat((bag.offsets[1:], bag.offsets.new_full((1,), bag.values.shape[0])))
-    rows = torch.arange(bag.offsets.shape[0], device=bag.offsets.device)
-    return torch.repeat_interleave(rows, ends - bag.offsets, output_size=bag.values.shape[0])
+    positions = torch.arange(bag.values.shape[0], device=bag.offsets.device)
+    return torch.searchsorted(bag.offsets, positions, right=True) - 1
 
 
 def _coefficients(bag: Bag, pooling: str) -> Tensor:
@@ -245,6 +248,17 @@ def _coefficients(bag: Bag, pooling: str) -> Tensor:
     row = _row_of_value(bag)
     total = weights.new_zeros(bag.offsets.shape).index_add(0, row, weights)[row]
     return torch.where(total == 0, 0, weights / total)
+
+
+def _check_offsets(stack: EmbeddingStack, bags: Sequence[Bag]) -> None:
+    for k, bag in enumerate(bags, start=stack.num_single):
+        if bag.offsets.device.type != "cpu" or not len(bag.offsets):
+            continue
+        n = bag.values.shape[0]
+        if bag.offsets[0] != 0 or bag.offsets[-1] > n or bool((bag.offsets.diff() < 0).any()):
+            raise ValueError(
+                f"feature {k}'s offsets must start at 0 and rise to at most {n}; got {bag.offsets.tolist()}"
+            )
 
 
 def _check_ids(stack: EmbeddingStack, categorical: Tensor, bags: Sequence[Bag]) -> None:

@@ -1,0 +1,293 @@
+"""DCN against the paper's equations written out with fastcross.reference, its configuration, export and optimiser."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from fastcross import DCN, DCNConfig, optim, reference
+from fastcross.data import Bag
+
+CARDINALITIES, NUM_DENSE = [50, 7, 300], 4
+
+
+def make_batch(rows=32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    dense = torch.randn(rows, NUM_DENSE, generator=generator)
+    categorical = torch.stack([torch.randint(0, n, (rows,), generator=generator) for n in CARDINALITIES], 1)
+    return dense, categorical
+
+
+def make_dcn(**options):
+    torch.manual_seed(0)
+    options = {"cross_layers": 3, "deep_layers": (16, 8), **options}
+    model = DCN(CARDINALITIES, NUM_DENSE, 5, **options)
+    for parameter in model.parameters():  # biases start at 0 and would hide a mistake
+        nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def paper_logits(model, dense, categorical):
+    """Section 2, literally: every piece materialised."""
+    config = model.config
+    tables = model.embedding.tables
+    x0 = torch.cat([*(F.embedding(categorical[:, k], table) for k, table in enumerate(tables)), dense], 1)
+    x = reference.cross_network(x0, model.cross.weight, model.cross.bias) if config.cross_layers else x0
+    h = model.deep(x if config.structure == "stacked" else x0)
+    parts = [h]
+    if config.cross_layers and config.structure == "parallel":
+        parts = [x, h] if config.deep_layers else [x]
+    z = torch.cat(parts, 1) @ model.logits.weight.T
+    z = z if model.logits.bias is None else z + model.logits.bias
+    return z.squeeze(1) if config.num_outputs == 1 else z
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"structure": "stacked"},
+        {"cross_layers": 0},
+        {"deep_layers": ()},
+        {"num_outputs": 7},
+        {"batch_norm": False, "logits_bias": False},
+        {"structure": "stacked", "num_outputs": 3, "deep_layers": (9,)},
+    ],
+    ids=str,
+)
+def test_logits_and_every_gradient_are_the_papers(options, backend):
+    model, (dense, categorical) = make_dcn(backend=backend, **options), make_batch()
+    z, expected = model(dense, categorical), paper_logits(model, dense, categorical)
+    classes = model.config.num_outputs
+    assert z.shape == ((32,) if classes == 1 else (32, classes))
+    torch.testing.assert_close(z, expected, rtol=1e-4, atol=1e-4)
+    label = torch.randint(0, max(2, classes), (32,)).float()
+    parameters = list(model.parameters())
+    gradients = torch.autograd.grad(model.loss(z, label), parameters)
+    if classes == 1:
+        loss = F.binary_cross_entropy(torch.sigmoid(expected), label)
+    else:
+        loss = F.cross_entropy(expected, label.long())
+    for gradient, wanted in zip(gradients, torch.autograd.grad(loss, parameters), strict=True):
+        torch.testing.assert_close(gradient.to_dense(), wanted, rtol=1e-3, atol=1e-4)
+
+
+def test_deep_network_is_linear_batch_norm_relu_dropout():
+    kinds = [type(layer).__name__ for layer in make_dcn(dropout=0.5).deep]
+    assert kinds == ["Linear", "BatchNorm1d", "ReLU", "Dropout"] * 2
+    assert [type(layer).__name__ for layer in make_dcn(batch_norm=False).deep] == ["Linear", "ReLU"] * 2
+    model, batch = make_dcn(dropout=0.5), make_batch()
+    assert not torch.equal(model(*batch), model(*batch))
+    model.eval()
+    assert torch.equal(model(*batch), model(*batch))
+
+
+def test_cross_output_is_not_materialised():
+    shapes = []
+
+    def pack(tensor):
+        shapes.append((tensor.data_ptr(), tuple(tensor.shape)))
+        return tensor
+
+    model, batch = make_dcn(deep_layers=()), make_batch(64)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(*batch)
+    kept = {pointer for pointer, shape in shapes if shape == (64, model.embedding.out_features)}
+    assert len(kept) == 1  # x0 alone
+
+
+def test_regularization_is_lambda_times_the_squares_of_the_weights():
+    model = make_dcn(l2=0.1)
+    linear = [layer.weight for layer in model.deep if isinstance(layer, nn.Linear)]
+    weights = [model.cross.weight, *linear, model.logits.weight]
+    expected = 0.1 * sum(weight.square().sum() for weight in weights)
+    torch.testing.assert_close(model.regularization(), expected)
+    dense, categorical = make_batch()
+    z, label = model(dense, categorical), torch.ones(32)
+    torch.testing.assert_close(model.loss(z, label), F.binary_cross_entropy_with_logits(z, label) + expected)
+    model.regularization().backward()
+    torch.testing.assert_close(model.cross.weight.grad, 0.2 * model.cross.weight)
+    assert model.cross.bias.grad is None
+    assert all(table.grad is None for table in model.embedding.tables)
+    assert make_dcn().regularization() == 0
+
+
+def test_config_survives_json():
+    model = DCN([5, 6], 1, [2, 3, 4], bag_cardinalities=[9], cross_layers=2, deep_layers=[8], num_outputs=3)
+    config = json.loads(json.dumps(model.config.to_dict()))
+    twin = DCN.from_config(config)
+    assert twin.config == model.config == DCNConfig(**config)
+    assert DCN.from_config(model.config).config == model.config
+    twin.load_state_dict(model.state_dict())
+    bag = Bag(torch.tensor([1, 8, 3]), torch.tensor([0, 1]))
+    batch = torch.randn(2, 1), torch.tensor([[0, 5], [4, 1]]), [bag]
+    model.eval()
+    twin.eval()
+    assert torch.equal(model(*batch), twin(*batch))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"structure": "serial"}, 'structure must be "parallel" or "stacked"; got \'serial\''),
+        ({"cross_layers": 0, "deep_layers": ()}, "there must be a network"),
+        ({"cross_layers": -1}, "cross_layers = -1"),
+        ({"num_outputs": 0}, "num_outputs must be at least 1; got 0"),
+        ({"l2": -1.0}, "l2 must be at least 0; got -1.0"),
+        ({"backend": "cuda"}, "backend must be one of .* got 'cuda'"),
+    ],
+)
+def test_bad_configuration(options, message):
+    with pytest.raises(ValueError, match=message):
+        DCN(CARDINALITIES, NUM_DENSE, **options)
+
+
+def test_bad_label():
+    model = make_dcn()
+    with pytest.raises(ValueError, match=r"label must be \(32,\), as logits; got \(31,\)"):
+        model.loss(model(*make_batch()), torch.zeros(31))
+
+
+@pytest.mark.parametrize("num_outputs", [1, 3])
+def test_strongest_crosses_against_the_hessian(num_outputs):
+    model = make_dcn(num_outputs=num_outputs, deep_layers=()).double()
+    d, columns = model.embedding.out_features, model.embedding.columns()
+
+    def logits(x0):
+        return reference.cross_logits(x0, model.cross.weight, model.cross.bias, model.logits.weight)
+
+    zero = torch.zeros(d, dtype=torch.float64)
+    square = torch.zeros(len(columns), len(columns), dtype=torch.float64)
+    for c in range(num_outputs):
+        hessian = torch.autograd.functional.hessian(lambda x0, c=c: logits(x0)[c], zero)
+        for i in range(len(columns)):
+            for j in range(i):
+                block = hessian[columns[i], columns[j]]
+                rows = [
+                    model.embedding.tables[k].detach() if k < 3 else torch.tensor([[-1.0], [1.0]]).double()
+                    for k in (i, j)
+                ]
+                terms = (rows[0] - rows[0].mean(0)) @ block @ (rows[1] - rows[1].mean(0)).T
+                square[j, i] += terms.square().mean()
+    names = ["a", "b", "c", "w", "x", "y", "z"]
+    found = model.strongest_crosses(100, names)
+    assert len(found) == 21
+    for (first, second), strength in found:
+        expected = square[names.index(first), names.index(second)].sqrt()
+        assert strength == pytest.approx(float(expected), rel=1e-6)
+    strengths = [cross.strength for cross in found]
+    assert strengths == sorted(strengths, reverse=True)
+    assert model.strongest_crosses(2, names) == found[:2]
+
+
+def test_strongest_crosses_needs_logits():
+    with pytest.raises(ValueError, match="this model's cross output has none"):
+        make_dcn(structure="stacked").strongest_crosses(3)
+    with pytest.raises(ValueError, match="feature_names must name 7 features; got 2"):
+        make_dcn().strongest_crosses(3, ["a", "b"])
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_optimizer_resumes_bit_for_bit(name):
+    def train(model, optimizer, seeds):
+        for seed in seeds:
+            dense, categorical = make_batch(seed=seed)
+            optimizer.zero_grad()
+            model.loss(model(dense, categorical), (dense[:, 0] > 0).float()).backward()
+            optim.clip_grad_norm(model, 1.0)
+            optimizer.step()
+
+    model = make_dcn()
+    optimizer = optim.configure(model, lr=0.01, name=name)
+    train(model, optimizer, range(3))
+    twin = make_dcn()
+    twin.load_state_dict(model.state_dict())
+    twin_optimizer = optim.configure(twin, lr=0.5, name=name)
+    twin_optimizer.load_state_dict(optimizer.state_dict())
+    train(twin, twin_optimizer, range(3, 6))
+    fresh = make_dcn()
+    fresh_optimizer = optim.configure(fresh, lr=0.01, name=name)
+    train(fresh, fresh_optimizer, range(6))
+    for key, value in fresh.state_dict().items():
+        assert torch.equal(twin.state_dict()[key], value), key
+
+
+def test_learning_rate_reaches_every_parameter():
+    model = make_dcn()
+    before = {key: value.clone() for key, value in model.named_parameters()}
+    optimizer = optim.configure(model, lr=0.1)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.0)
+    dense, categorical = make_batch()
+    model.loss(model(dense, categorical), torch.ones(32)).backward()
+    optimizer.step()
+    scheduler.step()
+    assert len(optimizer.param_groups) == 2
+    assert all(torch.equal(value, before[key]) for key, value in model.named_parameters())
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    optimizer.step()
+    assert all(not torch.equal(value, before[key]) for key, value in model.named_parameters())
+
+
+def test_clip_counts_shared_rows_once():
+    model, dense_model = make_dcn(), make_dcn(sparse_gradients=False)
+    dense, categorical = make_batch()
+    categorical[:, 0] = 3
+    norms = []
+    for each in (model, dense_model):
+        each.loss(each(dense, categorical), torch.ones(32)).backward()
+        norms.append(optim.clip_grad_norm(each, 0.01))
+    torch.testing.assert_close(norms[0], norms[1])
+    assert norms[0] > 0.01
+    for ours, theirs in zip(model.parameters(), dense_model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.to_dense(), theirs.grad, rtol=1e-3, atol=1e-7)
+    total = torch.stack([p.grad.to_dense().square().sum() for p in model.parameters()]).sum().sqrt()
+    assert float(total) == pytest.approx(0.01, rel=1e-3)
+    assert float(optim.clip_grad_norm(model, float("inf"))) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_gradients_accumulate_over_batches():
+    model, expected = make_dcn(), make_dcn(sparse_gradients=False)
+    for each in (model, expected):
+        for seed in (0, 1):
+            each(*make_batch(seed=seed)).sum().backward()
+        optim.configure(each, lr=0.1, name="sgd").step()
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+def test_export_with_dynamic_batch():
+    model = make_dcn(bag_cardinalities=[9]).eval()
+    bag = torch.tensor([1, 2, 3, 8]), torch.tensor([0, 2, 2])
+    batch = torch.export.Dim("batch", min=2), torch.export.Dim("values", min=2)
+    dense, categorical = make_batch(3)
+    with torch.no_grad():
+        program = torch.export.export(
+            model,
+            (dense, categorical, (bag,)),
+            dynamic_shapes=({0: batch[0]}, {0: batch[0]}, (({0: batch[1]}, {0: batch[0]}),)),
+        )
+        dense, categorical = make_batch(6)
+        bag = torch.tensor([1, 2, 3, 8, 0]), torch.tensor([0, 2, 2, 3, 4, 5])
+        expected = model(dense, categorical, (bag,))
+        torch.testing.assert_close(program.module()(dense, categorical, (bag,)), expected)
+
+
+def test_compile_for_inference_and_training():
+    model, (dense, categorical) = make_dcn().eval(), make_batch()
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(dense, categorical), model(dense, categorical))
+    torch.compile(model, backend="aot_eager")(dense, categorical).sum().backward()
+    assert model.embedding.tables[0].grad.is_sparse
+
+
+def test_bfloat16_autocast():
+    model, batch = make_dcn(batch_norm=False), make_batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        z = model(*batch)
+    torch.testing.assert_close(z.float(), model(*batch), rtol=0.1, atol=0.1)
+    model.loss(z.float(), torch.ones(32)).backward()
