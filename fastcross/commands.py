@@ -2,8 +2,10 @@
 
 import importlib.metadata
 import importlib.util
+import os
 import platform
 import sys
+import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ from fastcross.checkpoint import atomic
 from fastcross.data import Cache, read_for_prediction
 from fastcross.evaluation import evaluate as evaluate_part
 from fastcross.evaluation import predict as predict_logits
+from fastcross.export import export as export_model
 from fastcross.metrics import probabilities, summarise
 from fastcross.model import DCN
 from fastcross.plans import Trained, load_model, make_plan, run_plan
@@ -108,6 +111,25 @@ def report_reading(rows: Any) -> None:
         worst = sorted(unknown, key=unknown.__getitem__, reverse=True)[:3]
         most = ", ".join(f"{name} {unknown[name] / rows.rows:.1%}" for name in worst)
         show(f"values unknown to the model, treated as rare: {most} of the rows")
+
+
+def export(args: Namespace) -> int:
+    output = Path(args.output)
+    if output.suffix not in (".pt2", ".onnx"):
+        raise ValueError(f"the output must end in .pt2 or .onnx; got {output.name}")
+    trained = load_model(args.run, "cpu")
+    schema = trained.schema
+    dense = torch.zeros(2, len(schema.dense_names))
+    categorical = torch.zeros(2, len(schema.cardinalities), dtype=torch.int64)
+    bags = tuple((torch.zeros(3, dtype=torch.int64), torch.tensor([0, 1])) for _ in schema.bag_names)
+    inputs = (dense, categorical, bags) if bags else (dense, categorical)
+    with tempfile.TemporaryDirectory(dir=output.parent) as folder:
+        export_model(trained.model, Path(folder) / output.name, inputs, to=output.suffix[1:])
+        os.replace(Path(folder) / output.name, output)
+    show(
+        f"exported, inputs dense {tuple(dense.shape[1:])}, categorical {tuple(categorical.shape[1:])} per row: {output}"
+    )
+    return 0
 
 
 def info(args: Namespace) -> int:

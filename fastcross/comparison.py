@@ -14,8 +14,6 @@ from fastcross.plans import make_plan, run_plan
 from fastcross.runs import Run, draw_curves, write_json
 from fastcross.sources import open_source
 
-COLUMNS = ("model", "logloss", "AUC", "accuracy", "parameters", "without embeddings", "seconds", "rows/s")
-
 
 def compare(args: Namespace) -> int:
     cache, optimum = open_source(args, show)
@@ -67,28 +65,31 @@ def summary(name: str, results: Sequence[Mapping[str, Any]], part: str) -> dict[
 
 
 def markdown(rows: Sequence[Mapping[str, Any]], optimum: float | None) -> str:
-    lines = [COLUMNS, *([_cells(row) for row in rows])]
+    """The table, with the best possible logloss as its last line and each model's distance from it, if known."""
+    cells = [_cells(row, optimum) for row in rows]
     if optimum is not None:
-        lines.append(("Bayes optimum", f"{optimum:.4f}", *[""] * (len(COLUMNS) - 2)))
-    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
-    text = [
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
-    ]
-    text.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
-    return "\n".join(text) + "\n"
+        cells.append({"model": "Bayes optimum", "logloss": f"{optimum:.4f}"})
+    columns = list(cells[0])
+    lines = [columns, *([row.get(column, "") for column in columns] for row in cells)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in padded)
 
 
-def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    def metric(name: str) -> str:
-        if row.get(name) is None:
-            return ""
-        spread = row[f"{name}_std"]
-        return f"{row[name]:.4f}" + (f" ± {spread:.4f}" if spread is not None else "")
+def _cells(row: Mapping[str, Any], optimum: float | None) -> dict[str, str]:
+    cells = {"model": row["model"], "logloss": _metric(row, "logloss")}
+    if optimum is not None:
+        cells["above optimum"] = f"{row['logloss'] - optimum:.4f}"
+    cells |= {name: _metric(row, name.lower()) for name in ("AUC", "accuracy") if name.lower() in row}
+    return cells | {
+        "parameters": f"{row['parameters']:,}",
+        "without embeddings": f"{row['dense_parameters']:,}",
+        "seconds": f"{row['seconds']:.1f}",
+        "rows/s": f"{row['rows_per_second']:,.0f}",
+    }
 
-    return (
-        row["model"],
-        *(metric(name) for name in ("logloss", "auc", "accuracy")),
-        *(f"{row[name]:,}" for name in ("parameters", "dense_parameters")),
-        f"{row['seconds']:.1f}",
-        f"{row['rows_per_second']:,.0f}",
-    )
+
+def _metric(row: Mapping[str, Any], name: str) -> str:
+    spread = row[f"{name}_std"]
+    return f"{row[name]:.4f}" + (f" ± {spread:.4f}" if spread is not None else "")

@@ -33,7 +33,10 @@ def make_plan(
     args: Namespace, name: str, cache: Cache, optimum: Mapping[str, float], seed: int, *, strict: bool = True
 ) -> dict[str, Any]:
     """Everything a run needs: what config.json holds. With ``strict``, an option that the model has not is an error."""
-    training = {field.name: getattr(args, field.name) for field in fields(TrainingConfig) if field.name != "seed"}
+    if name not in MODELS:
+        raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
+    names = {field.name for field in fields(TrainingConfig)} - {"seed"}
+    training = {name: value for name in names if (value := getattr(args, name)) is not None}
     return {
         "fastcross": __version__,
         "model": name,

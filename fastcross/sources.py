@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcross._version import __version__
+from fastcross.arguments import FOR_GENERATED_LOG
 from fastcross.data import Cache, prepare
 from fastcross.data.generate import read_info, write_click_log
 
@@ -21,6 +22,9 @@ def user_folder() -> Path:
 def open_source(args: Namespace, show: Callable[[str], None]) -> tuple[Cache, dict[str, float]]:
     """The cache the arguments ask for, made first if need be, and the best possible logloss of its parts if known."""
     if not args.data:
+        for name, value in FOR_GENERATED_LOG.items():
+            if getattr(args, name) is None:
+                setattr(args, name, value)
         return default_source(args.rows, args.cache, show)
     if len(args.data) == 1 and Path(args.data[0]).is_dir():
         return Cache.open(args.data[0]), {}
@@ -34,7 +38,7 @@ def default_source(rows: int, folder: str | None, show: Callable[[str], None]) -
     log = home / "clicks.txt"
     if not log.exists() or not read_info(log):
         show(f"generating a click log of {rows:,} rows with planted crosses: {log}")
-        write_click_log(log, rows)
+        write_click_log(log, rows, degree_2=2.0, degree_3=1.0, largest_vocabulary=1000)
     info = read_info(log)
     assert info is not None
     cache = prepare_files([str(log)], str(home / "cache"), {"format": "criteo", "split": info.split}, show)

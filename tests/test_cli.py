@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from fastcross.cli import build_parser, main
+from fastcross.arguments import build_parser
+from fastcross.cli import main
+from fastcross.data import Cache
 from fastcross.data.generate import write_click_log
 from fastcross.plans import load_model
 
@@ -79,6 +81,11 @@ def test_train_without_data_uses_the_generated_log(tmp_path, capsys):
     (folder,) = (tmp_path / "runs").iterdir()
     result = read(folder / "result.json")
     assert result["test"]["logloss"] > result["optimum"]["test"]
+    # Its own defaults hold where nothing else was asked for.
+    plan = read(folder / "config.json")
+    assert plan["training"]["lr"] == 0.01
+    assert plan["options"]["cross_layers"] == 2
+    assert plan["options"]["deep_layers"] == [8]
     # A second time the log and its cache are there already.
     assert main(["train", "--rows", "3000", "--run", "again", *SMALL]) == 0
     assert "generating" not in capsys.readouterr().err
@@ -161,10 +168,30 @@ def test_compare_prints_and_saves_the_table(cache, capsys):
     assert "another configuration" in fails(capsys, *command, "--lr", "0.5")
 
 
+def test_compare_knows_the_optimum_of_the_generated_log(capsys):
+    assert main(["compare", "--models", "lr", "--rows", "3000", "--output", "table", *SMALL]) == 0
+    printed = capsys.readouterr().out
+    saved = read("table/table.json")
+    assert f"| Bayes optimum | {saved['optimum']:.4f}" in printed
+    assert f"| {saved['models'][0]['logloss'] - saved['optimum']:.4f}" in printed
+
+
 def test_compare_wide_deep_with_crosses(cache):
     command = ["compare", "--data", str(cache), "--models", "wide_deep", "--cross", "C1,C3", "--output", "wd", *SMALL]
     assert main(command) == 0
     assert read("wd/wide_deep-0/config.json")["options"]["crosses"] == [[0, 2]]
+
+
+def test_export_predicts_the_same(run, cache):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    assert main(["export", str(run), "--output", "model.onnx"]) == 0
+    batch = next(Cache.open(cache).batches("test", 5))
+    expected = load_model(run).model(batch.dense, batch.categorical).detach()
+    session = onnxruntime.InferenceSession("model.onnx")
+    inputs = {"dense": batch.dense.numpy(), "categorical": batch.categorical.numpy()}
+    (found,) = session.run(None, inputs)
+    torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_info(run, cache, capsys):
@@ -180,7 +207,7 @@ def test_info(run, cache, capsys):
 
 def test_help_teaches():
     help = subprocess.run([sys.executable, "-m", "fastcross", "--help"], capture_output=True, text=True, check=True)
-    for command in ("prepare", "train", "evaluate", "predict", "compare", "info"):
+    for command in ("prepare", "train", "evaluate", "predict", "compare", "export", "info"):
         assert command in help.stdout
     for command in build_parser()._subparsers._group_actions[0].choices.values():
         assert "examples:" in command.format_help()
@@ -251,6 +278,7 @@ def test_bad_arguments(run, cache, log, capsys, tmp_path):
         capsys, "train", "--data", cache, "--model", "wide_deep", "--cross", "C1,C99"
     )
     assert "must end in .csv or .npy; got p.txt" in fails(capsys, "predict", run, log, "--output", "p.txt")
+    assert "must end in .pt2 or .onnx; got m.pt" in fails(capsys, "export", run, "--output", "m.pt")
     assert "'holdout'" in fails(capsys, "evaluate", run, "--part", "holdout")
     assert "device 'cuda:77'" in fails(capsys, "train", "--data", cache, "--run", "r1", "--device", "cuda:77")
     assert "lr must be positive" in fails(capsys, "train", "--data", cache, "--lr", -1)
