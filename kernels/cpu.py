@@ -125,13 +125,9 @@ def _network_bwd(
         finish = _compiled("cross_network_finish", dtype)
         shared = (len(chunks), d, L, C, bias is not None, need_dvectors, need_db)
         finish(_ptr(vectors), _ptr(bias), _ptr(dvectors), _ptr(db), address, *shared)
-    dw, dv = (dvectors[:L] if needs[1] else dvectors[:0]), (dvectors[L:].clone() if needs[3] else dvectors[:0])
-    return (
-        dx0.to(x0.dtype),
-        dw.to(w.dtype),
-        db.to(w.dtype if b is None else b.dtype),
-        dv.to(w.dtype if v is None else v.dtype),
-    )
+    dw = dvectors[:L] if needs[1] else rows.new_empty(0)
+    dv = dvectors[L:].clone() if needs[3] else rows.new_empty(0)  # a copy, since results may not share memory
+    return dx0.to(x0.dtype), dw.to(w.dtype), db.to((w if b is None else b).dtype), dv.to((w if v is None else v).dtype)
 
 
 def _parameter(t: Any, dtype: torch.dtype) -> Any:

@@ -1,0 +1,52 @@
+# Two commands do all the set-up in .venv: `make demo` runs the main job, `make test` passes the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test lint bench report bench-check static clean
+
+help:
+	@echo "make demo         train DCN and a DNN on a generated click log, beside the best possible logloss"
+	@echo "make test         lint, types and all tests"
+	@echo "make bench        the benchmarks, against the peers' own packages"
+	@echo "make report       tables and figures of the last benchmarks, into README.md and docs/"
+	@echo "make bench-check  the benchmarks' ratios against the committed baseline"
+	@echo "make static       registers, spills, load widths and bytes per row of the GPU kernels, compiled without a GPU"
+
+demo: $(VENV)/.user
+	$(BIN)/fastcross compare --models dcn,dnn
+
+test: $(VENV)/.developer lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.developer
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.developer
+	$(BIN)/python -m pytest benchmarks/ --benchmark-only
+
+report: $(VENV)/.developer
+	$(BIN)/python -m benchmarks.report
+
+bench-check: $(VENV)/.developer
+	$(BIN)/python -m benchmarks.check
+
+static: $(VENV)/.developer
+	$(BIN)/python -m fastcross.kernels.offline
+
+$(VENV)/.user: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) --editable ".[cpu,train]"
+	touch $@
+
+# The peers pin versions that contradict each other: their list is complete and installed as it stands.
+$(VENV)/.developer: $(VENV)/.user requirements-peers.txt
+	$(PIP) --editable ".[cpu,train,export,dev]"
+	$(PIP) --no-deps --requirement requirements-peers.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info
