@@ -44,22 +44,24 @@ def test_optimum(tmp_path):
     )
 
 
-def test_single_fields_say_nothing_about_a_cross(tmp_path):
-    """Per value of C1 the click rate is that of all rows; per pair (C1, C3) it is not."""
-    write_click_log(tmp_path / "a.tsv", 60_000, degree_3=0.0, degree_2=1.5)
+def test_a_cross_is_seen_in_pairs_and_hardly_in_single_fields(tmp_path):
+    write_click_log(tmp_path / "a.tsv", 60_000, degree_3=0.0, degree_2=3.0)
     cache = prepare(tmp_path / "a.tsv", tmp_path / "cache", split="time:1,0,0")
     batch = next(cache.batches("train", 60_000))
-    label, c1, c3 = batch.label.numpy(), batch.categorical[:, 0].numpy(), batch.categorical[:, 2].numpy()
+    label = batch.label.numpy()
 
-    def spread(groups):
-        counts = np.bincount(groups)
-        clicks = np.bincount(groups, label)
-        use = counts >= 50
-        rates = clicks[use] / counts[use]
-        return (rates.var() * counts[use]).mean() / (label.mean() * (1 - label.mean()))  # 1 for pure noise
+    def explained(*fields):
+        """The share of the label's variance that the click rates of the groups explain, less what chance would."""
+        ids = batch.categorical.numpy()
+        _, group = np.unique(sum(ids[:, f] * 100**i for i, f in enumerate(fields)), return_inverse=True)
+        counts = np.bincount(group)
+        rates = np.bincount(group, label) / counts
+        between = (counts * (rates - label.mean()) ** 2).sum() / len(label)
+        return between / label.var() - (len(counts) - 1) / len(label)
 
-    assert spread(c1) < 4
-    assert spread(c1 * 100 + c3) > 3
+    single = max(explained(f) for f in (0, 4))
+    assert explained(0, 4) > 10 * single, "C1 x C5, one from u and one from v"
+    assert explained(0, 1) < explained(0, 4) / 3, "C1 x C2, both from u"
 
 
 def test_prediction_of_a_log_without_labels(tmp_path):

@@ -1,14 +1,14 @@
 """The embedded default: a seeded click log in Criteo's format with planted crosses and a known best logloss.
 
 Every categorical value carries a hidden number ("latent") and three groups of fields add up theirs:
-u (C1, C2: who), v (C3, C4: what), t (C5, C6: where). A click has the probability sigmoid(logit) with
+u (C1 … C4: who), v (C5 … C8: what), t (C9 … C12: where). A click has the probability sigmoid(logit) with
 
-    logit = bias + linear(C7 ... C10, log I1 ... log I4)  +  degree_2 · u v  +  degree_3 · u v t
+    logit = bias + linear(C13 … C16, log I1 … log I4)  +  degree_2 · u v  +  degree_3 · u v t
 
-The latents of a field have mean zero under the field's own popularity, so a product says nothing about any of its
-factors alone: logistic regression sees only the linear part, a factorisation machine also u v, and the cross network
-of the paper, whose layers multiply linear forms of x0, can write down the whole logit with two layers. The remaining
-columns are noise.
+The latents of a field have mean zero under the field's own popularity, so a product averages to nothing over any of its
+factors: logistic regression sees only the linear part, a factorisation machine also u v, and the cross network of the
+paper, whose layers multiply linear forms of x0, can write down the whole logit with two layers. The remaining columns
+are noise.
 
 Labels are drawn from these probabilities, so no model can expect a lower logloss than the probabilities themselves
 have: that is the Bayes optimum reported here, for all rows and for each part of the default split.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from dataclasses import asdict, dataclass
 from os import PathLike
 from pathlib import Path
@@ -32,8 +33,8 @@ from fastcross.data.split import Split, assign_parts
 
 CHUNK = 1 << 18  # rows drawn and written at a time
 POPULARITY = 3  # value j of a field is floor(cardinality · uniform ** POPULARITY): few frequent values, a long tail
-FIELDS_U, FIELDS_V, FIELDS_T, FIELDS_LINEAR = (0, 1), (2, 3), (4, 5), (6, 7, 8, 9)
-SIGNAL_CARDINALITY = 60  # of the fields that matter: each value is seen often enough in a short log to be learned
+FIELDS_U, FIELDS_V, FIELDS_T, FIELDS_LINEAR = (0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15)
+SIGNAL_CARDINALITY = 12  # of the fields that matter: each value is seen often enough in a short log to be learned
 Array = npt.NDArray[Any]
 
 
@@ -47,7 +48,7 @@ class ClickLogInfo:
     bayes_logloss: float  # of all rows
     bayes_logloss_parts: dict[str, float]  # of "train", "validation", "test" under the split named below
     base_logloss: float  # of predicting the click rate for every row
-    linear_logloss: float  # of the best model without crosses: the true linear part, with the crosses averaged out
+    linear_logloss: float  # about that of the best model without crosses: the true linear part, flattened
     split: str
     split_seed: int
 
@@ -57,9 +58,9 @@ def write_click_log(
     rows: int,
     seed: int = 0,
     *,
-    degree_2: float = 1.0,
-    degree_3: float = 1.0,
-    largest_vocabulary: int = 10_000,
+    degree_2: float = 1.2,
+    degree_3: float = 1.2,
+    largest_vocabulary: int = 1_000,
     split: str = "time",
     split_seed: int = 0,
 ) -> ClickLogInfo:
@@ -75,7 +76,7 @@ def write_click_log(
     world = _World(seed, degree_2, degree_3, largest_vocabulary)
     label = np.empty(rows, bool)
     truth = np.empty((rows, 2))  # probability with and without the crosses
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     with gzip.open(partial, "wb", compresslevel=1) if path.suffix == ".gz" else open(partial, "wb") as file:
         for chunk, first in enumerate(range(0, rows, CHUNK)):
             last = min(first + CHUNK, rows)
