@@ -14,8 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcross.kernels import launch
-from fastcross.kernels.device import hardware
+from fastcross.kernels import hardware, launch
 from fastcross.kernels.projection import project, row_dot, tile
 from fastcross.kernels.recurrence import pack
 from fastcross.kernels.reduction import reduce_sums
@@ -69,7 +68,7 @@ def _cross_layer_fwd_kernel(
 def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     """y (M, d)."""
     M, N = x0.shape
-    plan = launch.forward(N, x0.element_size(), hardware(x0.device), held=2)
+    plan = launch.forward(N, x0.element_size(), hardware.of(x0.device), held=2)
     segments = plan.segments(N)
     w, b = w.contiguous(), None if b is None else b.contiguous()
     s = None if plan.whole_rows else _project(x, w)
@@ -150,7 +149,7 @@ def cross_layer_bwd(
     """dx0, dx, dw and db, each empty unless needed."""
     need_dx0, need_dx, need_dw, need_db = needs
     M, N = x0.shape
-    device = hardware(x0.device)
+    device = hardware.of(x0.device)
     plan = launch.backward(N, x0.element_size(), device, held=3, sums=1 + need_dw + need_db, sums_in_memory=False)
     segments, programs = plan.segments(N), plan.programs(M, device)
     w = w.contiguous()
@@ -175,7 +174,7 @@ def cross_layer_bwd(
 
 def _project(x: Tensor, w: Tensor) -> Tensor:
     """s = x·w by segment, (S, M)."""
-    plan = launch.forward(min(x.shape[1], launch.SEGMENT), x.element_size(), hardware(x.device))
+    plan = launch.forward(min(x.shape[1], launch.SEGMENT), x.element_size(), hardware.of(x.device))
     segments = plan.segments(x.shape[1])
     packed, c, _ = pack(w.unsqueeze(0), None, None, segments * plan.columns, x)
     s = c.new_empty((segments, 1, x.shape[0]))

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fastcross.kernels import launch
+from fastcross.kernels import hardware, launch
 from fastcross.kernels.cross_network import rows_bwd
-from fastcross.kernels.device import hardware
 from fastcross.kernels.projection import project
 from fastcross.kernels.recurrence import pack, recurrence_bwd, recurrence_fwd
 from fastcross.kernels.reduction import reduce_sums
@@ -27,7 +26,7 @@ from fastcross.kernels.reduction import reduce_sums
 def cross_logits_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p: bool) -> tuple[Tensor, Tensor]:
     """z (M, C), and p followed by q (L + C, M) if they are to be kept."""
     M, N = x0.shape
-    plan = launch.forward(N, x0.element_size(), hardware(x0.device))
+    plan = launch.forward(N, x0.element_size(), hardware.of(x0.device))
     segments = plan.segments(N)
     packed, c, _ = pack(w, b, v, segments * plan.columns, x0)
     parts = c.new_empty((segments, packed.shape[0], M))
@@ -45,7 +44,7 @@ def cross_logits_bwd(
     (L, N), C, has_bias = w.shape, v.shape[0], b is not None
     need_sums = need_dw or need_dv
     need_dc = need_db or (need_sums and has_bias)
-    plan = launch.backward(N, x0.element_size(), hardware(x0.device), 2, (L + C) * need_sums, whole_rows=False)
+    plan = launch.backward(N, x0.element_size(), hardware.of(x0.device), 2, (L + C) * need_sums, whole_rows=False)
     packed, c, _ = pack(w, b, v, plan.segments(N) * plan.columns, x0)
     alpha, dp, dc = recurrence_bwd(p, c, L, has_bias, dz=dz, need_dc=need_dc)
     dx0, sums, _ = rows_bwd(plan, None, x0, packed, alpha, dp, need_dx0, need_sums, False, False)

@@ -23,8 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcross.kernels import launch
-from fastcross.kernels.device import hardware
+from fastcross.kernels import hardware, launch
 from fastcross.kernels.launch import Plan
 from fastcross.kernels.projection import project, row_dot, tile
 from fastcross.kernels.recurrence import pack, recurrence_bwd, recurrence_fwd
@@ -89,7 +88,7 @@ def _cross_network_fwd_kernel(
 def cross_network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool) -> tuple[Tensor, Tensor]:
     """y (M, d), and p (L, M) if it is to be kept."""
     (M, N), L = x0.shape, w.shape[0]
-    plan = launch.forward(N, x0.element_size(), hardware(x0.device))
+    plan = launch.forward(N, x0.element_size(), hardware.of(x0.device))
     segments = plan.segments(N)
     packed, c, beta = pack(w, b, None, segments * plan.columns, x0)
     y, p, alpha = empty_rows(x0), c.new_empty((L, M) if keep_p else 0), None
@@ -212,7 +211,7 @@ def cross_network_bwd(
     need_dx0, need_dw, need_db = needs
     L, has_bias = w.shape[0], b is not None
     need_dc = need_db or (need_dw and has_bias)
-    plan = launch.backward(x0.shape[1], x0.element_size(), hardware(x0.device), 2, L * need_dw + need_db)
+    plan = launch.backward(x0.shape[1], x0.element_size(), hardware.of(x0.device), 2, L * need_dw + need_db)
     packed, c, _ = pack(w, b, None, plan.segments(x0.shape[1]) * plan.columns, x0)
     a = None if plan.whole_rows else row_dot(dy, x0, c)
     alpha, dp, dc = recurrence_bwd(p, c, L, has_bias, a, need_dc=need_dc and not plan.whole_rows)
@@ -240,7 +239,7 @@ def rows_bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The pass over the rows: dx0, the programs' sums (parts, L + 1, columns), and a = dy·x0 (1, M) if it is kept."""
     (M, N), (L, columns) = x0.shape, packed.shape
-    programs = plan.programs(M, hardware(x0.device))
+    programs = plan.programs(M, hardware.of(x0.device))
     dx0 = empty_rows(x0) if need_dx0 else x0.new_empty(0)
     sums = dp.new_empty((programs * plan.ROWS, L + need_dy_sum, columns) if need_dw or need_dy_sum else (0, 0, 0))
     a = dp.new_empty((1, M) if keep_a else 0)

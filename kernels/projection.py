@@ -11,8 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcross.kernels import launch
-from fastcross.kernels.device import hardware
+from fastcross.kernels import hardware, launch
 from fastcross.kernels.launch import Plan
 from fastcross.kernels.tiles import dot, load_packed, load_rows
 
@@ -82,7 +81,7 @@ def _row_dot_kernel(
 def row_dot(dy: Tensor, x0: Tensor, like: Tensor) -> Tensor:
     """a = dy·x0 by segment, (S, M), in the dtype of ``like``."""
     M, N = x0.shape
-    plan = launch.forward(min(N, launch.SEGMENT), x0.element_size(), hardware(x0.device), held=2)
+    plan = launch.forward(min(N, launch.SEGMENT), x0.element_size(), hardware.of(x0.device), held=2)
     a = like.new_empty((plan.segments(N), M))
     if M:
         _row_dot_kernel[(triton.cdiv(M, plan.BLOCK_M), a.shape[0])](

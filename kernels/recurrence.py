@@ -15,10 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcross.kernels import launch
-from fastcross.kernels.device import hardware
+from fastcross.kernels import hardware, launch
 from fastcross.kernels.rows import accumulation_dtype
-from fastcross.kernels.tiles import sum_segments
+from fastcross.kernels.tiles import sum_segments, unit_columns
 
 
 @triton.jit
@@ -114,7 +113,7 @@ def recurrence_fwd(
     p = parts[0] if segments == 1 else parts.new_empty((rows, M) if keep_p else 0)
     alpha = parts.new_empty(M if z is None else 0)
     if M:
-        options = launch.scalars(hardware(parts.device))
+        options = launch.scalars(hardware.of(parts.device))
         _recurrence_fwd_kernel[(triton.cdiv(M, options["BLOCK_M"]),)](
             parts, c, p, alpha, alpha if z is None else z,
             M, layers, rows - layers, segments,
@@ -194,7 +193,7 @@ def recurrence_bwd(
     ``a`` = dy·x0 by segment (S, M), or ``dz`` for a head. With neither, a_L is 1: dp_l lacks that factor.
     """
     rows, M = p.shape
-    options = launch.scalars(hardware(p.device))
+    options = launch.scalars(hardware.of(p.device))
     programs = triton.cdiv(M, options["BLOCK_M"])
     alpha = p.new_empty(M if need_dp and dz is None else 0)
     dp, dc = p.new_empty((rows, M) if need_dp else 0), p.new_empty((programs if need_dc else 0, rows))
@@ -207,8 +206,3 @@ def recurrence_bwd(
             NEED_DP=need_dp, NEED_DC=need_dc, **options,
         )  # fmt: skip
     return alpha, dp, dc
-
-
-def unit_columns(t):
-    """A parameter with unit column stride; None stays None."""
-    return t if t is None or t.stride(-1) == 1 or t.shape[-1] == 1 else t.contiguous()

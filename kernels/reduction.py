@@ -11,6 +11,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastcross.kernels.tiles import unit_columns
+
 
 @triton.jit
 def _sum_parts(ptr, parts, stride, offs_n, mask_n, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr):
@@ -38,7 +40,7 @@ def _reduction_kernel(
     # sizes
     N, L, rows, parts, dc_parts, columns,
     # strides
-    stride_b_l,
+    stride_w_l, stride_b_l,
     # constexprs
     HAS_BIAS: tl.constexpr, HAS_DC: tl.constexpr, HAS_DY: tl.constexpr,
     NEED_DW: tl.constexpr, NEED_DV: tl.constexpr, NEED_DB: tl.constexpr,
@@ -50,7 +52,7 @@ def _reduction_kernel(
     DTYPE: tl.constexpr = sums_ptr.dtype.element_ty
     stride_part = (rows + HAS_DY).to(tl.int64) * columns
 
-    if NEED_DW or NEED_DV:
+    if (NEED_DW or NEED_DV) and layer < rows:
         dw = _sum_parts(sums_ptr + layer * columns, parts, stride_part, offs_n, mask_n, BLOCK_P, BLOCK_N)
         if HAS_BIAS:
             beta = tl.zeros((BLOCK_N,), DTYPE)
@@ -62,16 +64,16 @@ def _reduction_kernel(
         if NEED_DV:
             tl.store(dv_ptr + (layer - L) * N + offs_n, dw, mask=mask_n & (layer >= L))
 
-    if NEED_DB:  # noqa: SIM102  the compiler decides this, the program what follows
-        if layer < L:
-            db = tl.zeros((BLOCK_N,), DTYPE)
-            if HAS_DY:
-                db += _sum_parts(sums_ptr + rows * columns, parts, stride_part, offs_n, mask_n, BLOCK_P, BLOCK_N)
+    if NEED_DB and layer == rows:
+        db = tl.zeros((BLOCK_N,), DTYPE)
+        if HAS_DY:
+            db += _sum_parts(sums_ptr + rows * columns, parts, stride_part, offs_n, mask_n, BLOCK_P, BLOCK_N)
+        for i in range(rows):
+            j = rows - 1 - i
+            tl.store(db_ptr + j * N + offs_n, db, mask=mask_n & (j < L))
             if HAS_DC:
-                for j in range(layer + 1, rows):
-                    dc = _sum_scalar(dc_ptr + j, dc_parts, rows, 1024)
-                    db += dc * tl.load(w_ptr + j * columns + offs_n, mask=mask_n, other=0.0).to(DTYPE)
-            tl.store(db_ptr + layer * N + offs_n, db, mask=mask_n)
+                dc = _sum_scalar(dc_ptr + j, dc_parts, rows, 1024)
+                db += dc * tl.load(w_ptr + j * stride_w_l + offs_n, mask=mask_n, other=0.0).to(DTYPE)
 
 
 def reduce_sums(
@@ -84,15 +86,17 @@ def reduce_sums(
     db: Tensor | None,
     layers: int,
 ) -> None:
-    """Writes the gradients that are given; ``sums`` (parts, rows [+ 1], columns) is Σ dp x0 by row of [W; V], then Σ dy."""
+    """Writes the gradients given, from ``sums`` (parts, rows [+ 1], columns): Σ dp x0 by row of [W; V], then Σ dy."""
     N = next(grad for grad in (dw, dv, db) if grad is not None).shape[-1]
     parts, stored, columns = sums.shape
     rows = packed.shape[0]
-    _reduction_kernel[(triton.cdiv(N, 128), rows)](
+    b = unit_columns(b)
+    block = 128 if N <= 4096 else 512
+    _reduction_kernel[(triton.cdiv(N, block), rows + (db is not None))](
         sums, dc, packed, b, dw, dv, db,
         N, layers, rows, parts, 0 if dc is None else dc.shape[0], columns,
-        0 if b is None else b.stride(0),
+        packed.stride(0), 0 if b is None else b.stride(0),
         HAS_BIAS=b is not None and dc is not None, HAS_DC=dc is not None,
         HAS_DY=stored > rows, NEED_DW=dw is not None, NEED_DV=dv is not None, NEED_DB=db is not None,
-        BLOCK_P=16, BLOCK_N=128, num_warps=4,
+        BLOCK_P=16, BLOCK_N=block, num_warps=4,
     )  # fmt: skip

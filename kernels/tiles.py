@@ -7,8 +7,20 @@ one mask for both would make every word narrow.
 
 # mypy: disable-error-code=assignment
 
+from typing import TypeVar
+
 import triton
 import triton.language as tl
+from torch import Tensor
+
+Parameter = TypeVar("Parameter", Tensor, None)
+
+
+def unit_columns(parameter: Parameter) -> Parameter:
+    """A parameter as the kernels read it, with unit column stride; None stays None."""
+    if parameter is None or parameter.stride(-1) == 1 or parameter.shape[-1] == 1:
+        return parameter
+    return parameter.contiguous()
 
 
 @triton.jit

@@ -8,7 +8,7 @@ from fastcross.kernels.launch import Hardware
 
 
 @functools.cache
-def hardware(device: torch.device) -> Hardware:
+def of(device: torch.device) -> Hardware:
     """The defaults stand for the interpreter and for devices whose properties PyTorch does not give."""
     if device.type != "cuda":
         return Hardware()

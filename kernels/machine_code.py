@@ -1,0 +1,137 @@
+"""Compiles one kernel for one target, without a GPU, and reads registers, spills and row traffic from the result."""
+
+import importlib
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel with all that its machine code depends on."""
+
+    target: str
+    module: str
+    kernel: str
+    signature: tuple[tuple[str, str], ...]
+    constexprs: tuple[tuple[str, Any], ...]
+    divisible: tuple[int, ...]
+    num_warps: int
+    rows: tuple[tuple[str, int], ...]  # operands (B, d): name, bytes per element
+
+    @property
+    def warp_size(self) -> int:
+        return 64 if self.target.startswith("gfx9") else 32
+
+
+@dataclass(frozen=True)
+class Code:
+    """What the compilers made of a launch; reads and writes are per element of the (B, d) operands, all together."""
+
+    registers: int
+    spills: int
+    words: frozenset[int]  # bits; but for the last columns of a row, where N is no multiple of the word
+    reads: float
+    writes: float
+
+
+def compile_launch(launch: Launch) -> Code:
+    """Compiles a launch and reads the result."""
+    source = ASTSource(
+        fn=getattr(importlib.import_module(launch.module), launch.kernel),
+        signature=dict(launch.signature),
+        constexprs=dict(launch.constexprs),
+        attrs={(i,): [["tt.divisibility", 16]] for i in launch.divisible},
+    )
+    amd = launch.target.startswith("gfx")
+    target = GPUTarget("hip", launch.target, launch.warp_size) if amd else GPUTarget("cuda", int(launch.target[3:]), 32)
+    compiled = triton.compile(source, target=target, options={"num_warps": launch.num_warps})
+    registers, spills = _amd_usage(compiled.asm["amdgcn"]) if amd else _nvidia_usage(compiled.asm["cubin"])
+    return Code(registers, spills, *_row_traffic(launch, compiled.asm["llir"]))
+
+
+def _amd_usage(assembly: str) -> tuple[int, int]:
+    def value(name: str) -> int:
+        return int(re.findall(rf"\.{name}: +(\d+)", assembly)[-1])
+
+    return value("vgpr_count"), value("vgpr_spill_count") + value("private_segment_fixed_size")
+
+
+def _nvidia_usage(cubin: bytes) -> tuple[int, int]:
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+    registers, stack, local = (int(re.findall(rf"{name}:(\d+)", text.stdout)[-1]) for name in ("REG", "STACK", "LOCAL"))
+    return registers, stack + local
+
+
+def _row_traffic(launch: Launch, llir: str) -> tuple[frozenset[int], float, float]:
+    """Words, reads and writes of the row operands, from every load and store whose address leads to one of them."""
+    arguments = [name for name, kind in launch.signature if kind != "constexpr"]
+    operands = {f"%{arguments.index(name)}": size for name, size in launch.rows}
+    parents = {}
+    for line in llir.splitlines():
+        if match := re.match(r" +(%[\w.]+) = (.*?)(, !dbg.*)?$", line):
+            parents[match[1]] = re.findall(r"%[\w.]+", match[2])
+
+    moved: dict[tuple[str, bool], list[int]] = {}  # bytes of each instruction, by operand and whether it is a load
+    for line in llir.splitlines():
+        if (access := _access(line)) is not None:
+            is_load, width, address = access
+            for operand in _roots(address, parents) & operands.keys():
+                moved.setdefault((operand, is_load), []).append(width)
+
+    constexprs, words, passes = dict(launch.constexprs), set(), [0.0, 0.0]
+    for (operand, is_load), widths in moved.items():
+        word = max(widths)
+        # Narrower words are the last N % ALIGN columns: lanes that the wide words leave out.
+        rest = sum(width for width in widths if width < word)
+        elements = constexprs["BLOCK_M"] * constexprs["BLOCK_N"] / (launch.num_warps * launch.warp_size)
+        if rest > constexprs["REST"] * elements * operands[operand]:
+            words.add(8 * min(widths))
+        words.add(8 * word)
+        passes[is_load] += (sum(widths) - rest) / (elements * constexprs["CHUNKS"] * operands[operand])
+    return frozenset(words), passes[True], passes[False]
+
+
+def _access(line: str) -> tuple[bool, int, str] | None:
+    """(is a load, bytes, address) of a line of LLVM IR that moves global memory: inline PTX, LLVM's own, AMD's."""
+    if match := re.search(r"(ld|st)\.global\S*?(?:\.v(\d))?\.b(\d+)[ ;].*?ptr addrspace\(1\) (%[\w.]+)", line):
+        return match[1] == "ld", int(match[2] or 1) * int(match[3]) // 8, match[4]
+    if match := re.search(r"= load ([^,]+), ptr addrspace\(1\) (%[\w.]+)", line):
+        return True, _bytes(match[1]), match[2]
+    if match := re.search(r"^ +store (<[^>]+>|\w+) .*, ptr addrspace\(1\) (%[\w.]+)", line):
+        return False, _bytes(match[1]), match[2]
+    if match := re.search(
+        r"call (<[^>]+>|\w+) @llvm.amdgcn.raw.ptr.buffer.load\S*?\(ptr addrspace\(8\) (%[\w.]+)", line
+    ):
+        return True, _bytes(match[1]), match[2]
+    if match := re.search(r"buffer.store\S*?\((<[^>]+>|\w+) .*?ptr addrspace\(8\) (%[\w.]+)", line):
+        return False, _bytes(match[1]), match[2]
+    return None
+
+
+def _bytes(kind: str) -> int:
+    count, element = match.groups() if (match := re.match(r"<(\d+) x (\w+)>", kind)) else ("1", kind)
+    bits = {"float": 32, "double": 64, "bfloat": 16, "half": 16}.get(element) or int(element[1:])
+    return int(count) * bits // 8
+
+
+def _roots(value: str, parents: dict[str, list[str]]) -> set[str]:
+    """The values without a definition, among them the kernel's arguments, that ``value`` is computed from."""
+    seen, stack = {value}, [value]
+    while stack:
+        for parent in parents.get(stack.pop(), []):
+            if parent not in seen:
+                seen.add(parent)
+                stack.append(parent)
+    return seen - parents.keys()
