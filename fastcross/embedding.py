@@ -115,7 +115,10 @@ class EmbeddingStack(nn.Module):
             ]
             single = [F.embedding(categorical[:, k], tables[k]) for k in range(self.num_single)]
             return torch.cat((*single, *pooled, dense.to(self._dtype())), dim=1)
-        return _stack_eagerly(self, dense, categorical, given, coefficients, tables)
+        stack = functools.partial(apply, _StackFunction)
+        if torch.compiler.is_compiling():  # imported here only: the compiler is slow to import
+            stack = torch.compiler.disable(stack)
+        return stack(self, categorical, given, coefficients, dense, *tables)
 
     def _dtype(self) -> torch.dtype:
         return self.tables[0].dtype if len(self.tables) else torch.get_default_dtype()
@@ -153,18 +156,6 @@ class EmbeddingStack(nn.Module):
 
     def extra_repr(self) -> str:
         return f"cardinalities={self.cardinalities}, dims={self.dims}, num_dense={self.num_dense}"
-
-
-@torch.compiler.disable
-def _stack_eagerly(
-    stack: EmbeddingStack,
-    dense: Tensor,
-    categorical: Tensor,
-    bags: Sequence[Bag],
-    coefficients: list[Tensor],
-    tables: tuple[Tensor, ...],
-) -> Tensor:
-    return apply(_StackFunction, stack, categorical, bags, coefficients, dense, *tables)
 
 
 class _StackFunction(torch.autograd.Function):

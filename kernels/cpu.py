@@ -1,15 +1,12 @@
 """The cross operators on the CPU: allocate, split the rows over threads, call the compiled kernels.
 
-The kernels are native functions without state, called through ctypes, which releases the interpreter lock. The rows
-are split over a pool of plain Python threads that serves any number of callers; a forked process makes its own. Sums
-join in the order of the rows, whichever thread was first, so results depend on the number of threads alone.
+The kernels are native functions without state, called through ctypes, which releases the interpreter lock. Sums over
+the threads' rows join in the order of the rows, so results depend on the number of threads alone.
 """
 
 import ctypes
 import functools
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numba
@@ -19,6 +16,7 @@ from torch import Tensor
 
 from fastcross.kernels import cpu_kernels
 from fastcross.kernels.rows import accumulation_dtype, empty_rows
+from fastcross.kernels.threads import run
 
 # Multiply-adds below which a second thread (tens of microseconds to wake) costs more than it saves.
 WORK_PER_THREAD = 1 << 19
@@ -40,7 +38,7 @@ def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tenso
     kernel = _compiled("cross_layer_fwd", dtype)
     pointers = (_ptr(rows), _ptr(x), _ptr(w), _ptr(b), _ptr(y))
     sizes = (d, rows.stride(0), x.stride(0), y.stride(0), b is not None)
-    _run(_chunks(M, 2 * d), lambda _, start, stop: kernel(*pointers, M, start, stop, *sizes))
+    run(_chunks(M, 2 * d), lambda _, start, stop: kernel(*pointers, M, start, stop, *sizes))
     return y.to(x0.dtype)
 
 
@@ -58,7 +56,7 @@ def cross_layer_bwd(
     pointers = (_ptr(g), _ptr(rows), _ptr(x_rows), _ptr(vector), _ptr(dx0), _ptr(dx))
     strides = (g.stride(0), rows.stride(0), x_rows.stride(0), dx0.stride(0), dx.stride(0))
     address = totals.data_ptr()
-    _run(
+    run(
         chunks,
         lambda i, start, stop: kernel(*pointers, address + 16 * d * i, M, start, stop, d, *strides, *needs),
     )
@@ -98,7 +96,7 @@ def _network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor | None, keep
     kernel = _compiled("cross_network_fwd", dtype)
     pointers = (_ptr(rows), _ptr(vectors), _ptr(b), _ptr(out), _ptr(p))
     sizes = (d, L, C, rows.stride(0), out.stride(0), b is not None, keep_p)
-    _run(_chunks(M, (L + C + 1) * d), lambda _, start, stop: kernel(*pointers, M, start, stop, *sizes))
+    run(_chunks(M, (L + C + 1) * d), lambda _, start, stop: kernel(*pointers, M, start, stop, *sizes))
     return out.to(x0.dtype), p
 
 
@@ -120,7 +118,7 @@ def _network_bwd(
     pointers = (_ptr(g), _ptr(rows), _ptr(vectors), _ptr(bias), _ptr(p), _ptr(dx0))
     sizes = (d, L, C, g.stride(0), rows.stride(0), dx0.stride(0), bias is not None, need_dx0, need_dvectors, need_db)
     address, size = totals.data_ptr(), 8 * totals.shape[1]
-    _run(chunks, lambda i, start, stop: kernel(*pointers, address + size * i, M, start, stop, *sizes))
+    run(chunks, lambda i, start, stop: kernel(*pointers, address + size * i, M, start, stop, *sizes))
     if need_dvectors or need_db:
         finish = _compiled("cross_network_finish", dtype)
         shared = (len(chunks), d, L, C, bias is not None, need_dvectors, need_db)
@@ -145,26 +143,6 @@ def _chunks(M: int, work: int) -> list[tuple[int, int]]:
         return [(0, M)]
     step = -(-M // (4 * count)) * 4
     return [(start, min(start + step, M)) for start in range(0, M, step)]
-
-
-def _run(chunks: list[tuple[int, int]], kernel: Callable[[int, int, int], None]) -> None:
-    """The kernel on every chunk: the first on the calling thread, and any other that the pool has not begun by then."""
-    if len(chunks) == 1:
-        return kernel(0, *chunks[0])
-    pool = _pool(os.getpid(), len(chunks) - 1)
-    futures = [pool.submit(kernel, i, *chunk) for i, chunk in enumerate(chunks) if i]
-    kernel(0, *chunks[0])
-    for i, future in enumerate(futures, start=1):
-        if future.cancel():
-            kernel(i, *chunks[i])
-        else:
-            future.result()
-
-
-@functools.cache
-def _pool(pid: int, workers: int) -> ThreadPoolExecutor:
-    """Threads of this process: those of the process it was forked from did not come along."""
-    return ThreadPoolExecutor(workers, thread_name_prefix="fastcross")
 
 
 @functools.cache

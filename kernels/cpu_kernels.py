@@ -18,11 +18,13 @@ multiply-adds. It stops being good where a row is shorter than a few vectors (d 
 cache (d > 16,000 in float32).
 """
 
+from typing import Any
+
 import numpy as np
 from numba import carray, njit
 
 # Sums may be reordered and contracted; NaN and infinity keep their meaning.
-OPTIONS = {"fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
+OPTIONS: dict[str, Any] = {"fastmath": {"reassoc", "contract", "nsz"}, "error_model": "numpy"}
 BLOCK_ROWS = 512  # rows summed in the storage dtype before they join the float64 totals
 
 

@@ -22,7 +22,7 @@ from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from fastcross.kernels.cpu import _run
+from fastcross.kernels.threads import run as run_on_threads
 
 _RADIX_BITS = 11  # 2048 counters fit the L1 cache, and two passes sort a vocabulary of 4 million
 _WORK_PER_THREAD = 1 << 16  # elements; fewer are copied before a second thread has woken up
@@ -279,7 +279,7 @@ def _run_chunks(kernel: Callable, items: int, work: int, operands: tuple) -> lis
     def run(i: int, start: int, stop: int) -> None:
         results[i] = kernel(start, stop, *operands)
 
-    _run(chunks, run)
+    run_on_threads(chunks, run)
     return results
 
 

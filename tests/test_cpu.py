@@ -14,7 +14,7 @@ import torch
 
 import fastcross
 from fastcross import CrossNetwork, reference
-from fastcross.kernels import cpu
+from fastcross.kernels import cpu, threads
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_fork_of_a_process_with_a_pool_makes_its_own(two_threads):
     child = os.fork()
     if child == 0:
         same = cpu.cross_network_fwd(x0, w, b, False)[0].numpy().tobytes() == expected
-        os._exit(0 if same and len(cpu._pool(os.getpid(), 1)._threads) == 1 else 1)
+        os._exit(0 if same and len(threads._pool(os.getpid(), 1)._threads) == 1 else 1)
     deadline = time.monotonic() + 60
     while (finished := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -122,7 +122,7 @@ def test_result_with_a_busy_pool(two_threads):
     """Chunks that no thread of the pool has begun are run by the caller."""
     net, x0 = large_network()
     expected = net(x0)
-    pool = cpu._pool(os.getpid(), 1)
+    pool = threads._pool(os.getpid(), 1)
     release = concurrent.futures.Future()
     blocker = pool.submit(release.result)
     try:
@@ -153,6 +153,8 @@ def test_nowhere_to_keep_compiled_code(tmp_path):
 
 
 def test_compiled_code_is_kept(tmp_path):
-    script = "import torch, fastcross; fastcross.cross_layer(*torch.randn(2, 3, 4), *torch.randn(2, 4), backend='numba')"
+    script = (
+        "import torch, fastcross; fastcross.cross_layer(*torch.randn(2, 3, 4), *torch.randn(2, 4), backend='numba')"
+    )
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)})
     assert list(tmp_path.rglob("*.nbi"))
