@@ -58,8 +58,8 @@ def write_click_log(
     rows: int,
     seed: int = 0,
     *,
-    degree_2: float = 1.2,
-    degree_3: float = 1.2,
+    degree_2: float = 1.0,
+    degree_3: float = 2.0,
     largest_vocabulary: int = 1_000,
     split: str = "time",
     split_seed: int = 0,
@@ -183,4 +183,4 @@ def _tab_separated(table: pa.Table) -> bytes:
 
 def _logloss(label: Array, probability: Array) -> float:
     p = np.asarray(probability, np.float64)
-    return float(-np.mean(np.where(label, np.log(p), np.log1p(-p)))) if len(p) else float("nan")
+    return float(-np.mean(np.log(np.where(label, p, 1 - p)))) if len(p) else float("nan")
