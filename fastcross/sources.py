@@ -38,7 +38,7 @@ def default_source(rows: int, folder: str | None, show: Callable[[str], None]) -
     log = home / "clicks.txt"
     if not log.exists() or not read_info(log):
         show(f"generating a click log of {rows:,} rows with planted crosses: {log}")
-        write_click_log(log, rows, degree_2=2.0, degree_3=1.0, largest_vocabulary=1000)
+        write_click_log(log, rows)
     info = read_info(log)
     assert info is not None
     cache = prepare_files([str(log)], str(home / "cache"), {"format": "criteo", "split": info.split}, show)
