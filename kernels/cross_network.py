@@ -151,10 +151,10 @@ def _cross_network_bwd_kernel(
         offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         mask_m = offs_m < M
 
-        if WHOLE_ROWS or NEED_DW:
-            x0 = load_rows(x0_ptr, offs_m, mask_m, first, N, stride_x0_m, DTYPE, ALIGN, REST, BLOCK_N, CHUNKS)
         if HAS_DY:
             dy = load_rows(dy_ptr, offs_m, mask_m, first, N, stride_dy_m, DTYPE, ALIGN, REST, BLOCK_N, CHUNKS)
+        if WHOLE_ROWS or NEED_DW:
+            x0 = load_rows(x0_ptr, offs_m, mask_m, first, N, stride_x0_m, DTYPE, ALIGN, REST, BLOCK_N, CHUNKS)
 
         a = 1.0
         if WHOLE_ROWS:
