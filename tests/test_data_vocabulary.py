@@ -20,6 +20,7 @@ def test_min_frequency_order_and_missing():
     assert words.cardinality == 5
     assert words.ids(pa.array(["a", "x", None, "c"])).tolist() == [3, 0, 4, 1]
     assert count_values(pairs, 3).ids(pa.array(["a", None, "b"])).tolist() == [0, 0, 2]
+    assert count_values([(pa.array(["y", "x", "z"]), np.array([2, 2, 2]))], 1).values.to_pylist() == ["x", "y", "z"]
     assert count_values(pairs, 0).cardinality == 5, "a value that the training part does not have gets no id"
 
 
