@@ -142,6 +142,19 @@ def test_swapped_model_exports_the_closed_form():
         assert program.module()(torch.randint(0, 20, (rows, 3))).shape == (rows,)
 
 
+def test_multi_valued_features_vary_in_length_on_their_own():
+    model = fastcross.DCN([7], 2, embedding_dim=4, bag_cardinalities=[9], cross_layers=2, deep_layers=(8,)).eval()
+
+    def batch(rows, values):
+        offsets = torch.arange(rows) * values // rows
+        return torch.randn(rows, 2), torch.randint(0, 7, (rows, 1)), ((torch.randint(0, 9, (values,)), offsets),)
+
+    program = trace(model, batch(3, 5)).module()
+    for rows, values in ((1, 4), (2, 2), (6, 3)):
+        given = batch(rows, values)
+        torch.testing.assert_close(program(*given), model(*given))
+
+
 def test_bad_input(tmp_path, monkeypatch):
     model = fastcross.CrossNetwork(4, 2)
     with pytest.raises(ValueError, match="to must be one of pt2, onnx; got 'tflite'"):

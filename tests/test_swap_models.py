@@ -10,6 +10,7 @@ import torch._dynamo
 from torch import nn
 
 import fastcross
+from fastcross.export import trace
 
 FIELDS, DENSE, ROWS = 3, 2, 256
 
@@ -127,6 +128,36 @@ def test_compile_fullgraph_dynamic_batch(cross):
             torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
     assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_compile_dcn_fullgraph_dynamic_batch(training):
+    # Sparse gradients cannot be traced: in training the tables' are dense.
+    model = fastcross.DCN([50, 20], 3, 4, cross_layers=3, deep_layers=(16,), sparse_gradients=not training)
+    model.train(training)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True)
+    with torch.set_grad_enabled(training):
+        for rows in BATCHES:
+            batch = torch.randn(rows, 3), torch.randint(0, 20, (rows, 2))
+            results = compiled(*batch), model(*batch)
+            torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+            if training:
+                for result in results:
+                    result.square().mean().backward()
+    if training:
+        torch.testing.assert_close(compiled.cross.weight.grad, model.cross.weight.grad, rtol=1e-3, atol=1e-5)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+
+
+def test_exports_deepctrs_dcn():
+    model = deepctr_dcn().eval()
+    fastcross.swap(model)
+    x = matrix_of(deepctr_rows()[0]).float()
+    program = trace(model, x[:4]).module()
+    for rows in (1, 9):
+        torch.testing.assert_close(program(x[:rows]), model(x[:rows]))
 
 
 def test_compiled_graph_holds_the_operator():
