@@ -48,7 +48,10 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any, to: str = "p
     else:
         # A protobuf holds 2 GiB: larger tables go into a second file beside it.
         size = sum(value.nbytes for value in program.state_dict.values())
-        torch.onnx.export(program, (), str(path), dynamo=True, external_data=size > 2**30, verbose=False)
+        names = _first_dimensions(_at_least_two_rows(example_inputs), batch="batch", other=None)
+        torch.onnx.export(
+            program, (), str(path), dynamo=True, dynamic_shapes=names, external_data=size > 2**30, verbose=False
+        )
     return path
 
 
@@ -57,21 +60,37 @@ def trace(model: nn.Module, example_inputs: Any) -> torch.export.ExportedProgram
 
     The first tensor's first dimension is the batch, and that of every input as long; others vary on their own.
     """
-    inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    tensors = [value for value in pytree.tree_leaves(inputs) if isinstance(value, Tensor) and value.dim()]
-    if not tensors or not len(tensors[0]):
-        raise ValueError("example_inputs must begin with a tensor of at least one row")
-    if len(tensors[0]) == 1:  # torch.export would take a batch of one for a constant
-        inputs = pytree.tree_map_only(Tensor, lambda x: torch.cat((x, x)) if x.dim() and len(x) == 1 else x, inputs)
-    batch, rows = torch.export.Dim("batch", min=1), max(len(tensors[0]), 2)
+    inputs = _at_least_two_rows(example_inputs)
+    shapes = _first_dimensions(inputs, batch=torch.export.Dim("batch", min=1), other=torch.export.Dim.DYNAMIC)
+    with _evaluating(model), torch.no_grad():
+        return torch.export.export(model, inputs, dynamic_shapes=shapes)
 
-    def dynamic(value: Any) -> Any:
+
+def _at_least_two_rows(example_inputs: Any) -> tuple:
+    """The inputs as a tuple; a batch of one twice, since torch.export would take it for a constant."""
+    inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
+    rows = _rows(inputs)
+    if not rows:
+        raise ValueError("example_inputs must begin with a tensor of at least one row")
+    if rows > 1:
+        return inputs
+    return pytree.tree_map_only(Tensor, lambda x: torch.cat((x, x)) if x.dim() and len(x) == 1 else x, inputs)
+
+
+def _first_dimensions(inputs: tuple, batch: Any, other: Any) -> Any:
+    """What torch.export wants to know of each input: its first dimension is ``batch``, or ``other`` if not as long."""
+    rows = _rows(inputs)
+
+    def describe(value: Any) -> dict[int, Any] | None:
         if not isinstance(value, Tensor) or not value.dim():
             return None
-        return {0: batch if len(value) == rows else torch.export.Dim.DYNAMIC}
+        return {0: batch if len(value) == rows else other}
 
-    with _evaluating(model), torch.no_grad():
-        return torch.export.export(model, inputs, dynamic_shapes=pytree.tree_map(dynamic, inputs))
+    return pytree.tree_map(describe, inputs)
+
+
+def _rows(inputs: tuple) -> int:
+    return next((len(value) for value in pytree.tree_leaves(inputs) if isinstance(value, Tensor) and value.dim()), 0)
 
 
 @contextmanager

@@ -72,6 +72,11 @@ def test_onnx(tmp_path):
     path = export(model, tmp_path / "dcn.onnx", inputs(3), to="onnx")
     session = onnxruntime.InferenceSession(path)
     names = [entry.name for entry in session.get_inputs()]
+    assert [entry.shape for entry in (*session.get_inputs(), *session.get_outputs())] == [
+        ["batch", 4],
+        ["batch", 3],
+        ["batch"],
+    ]
     for rows in BATCHES:
         batch = inputs(rows)
         (logits,) = session.run(None, {name: x.numpy() for name, x in zip(names, batch, strict=True)})
