@@ -25,6 +25,7 @@ REGISTER_FILE = 65536
 MAX_COLUMNS_WITH_SUMS_IN_MEMORY = 4096
 SEGMENT = 4096  # columns per program where rows are too long for registers
 MAX_ROWS_PER_THREAD = 4
+MAX_ROWS_PER_THREAD_WITH_SUMS = 2  # they share each weight read; more would only cost residency
 SCALARS_PER_THREAD = 4  # rows per thread in the kernels that see per-row scalars only
 
 
@@ -119,7 +120,8 @@ def _fit(d: int, itemsize: int, hardware: Hardware, budget: Mapping[int, int], h
     for sharing, registers in budget.items():
         block = min(max(_next_power_of_2(d), vector), vector * hardware.warp_size * sharing)
         chunks = -(-d // block)
-        rows = min((registers - sums * chunks * words) // (held * chunks * words), MAX_ROWS_PER_THREAD)
+        most = MAX_ROWS_PER_THREAD_WITH_SUMS if sums else MAX_ROWS_PER_THREAD
+        rows = min((registers - sums * chunks * words) // (held * chunks * words), most)
         if rows < 1 or (best is not None and rows < 2):
             continue
         rows = 1 << (rows.bit_length() - 1)

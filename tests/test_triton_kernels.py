@@ -54,6 +54,15 @@ def fresh_memory_is_nan():
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    """In the interpreter as if on a small GPU, so that a program has several tiles of rows to go through."""
+    if INTERPRETING:
+        from fastcross.kernels import hardware
+
+        monkeypatch.setattr(hardware, "of", lambda device: hardware.Hardware(processors=1))
+
+
 def operands(operator, rows, d, layers, dtype, device, bias=True, stride=None, params=None, outputs=2):
     """x0 [, x], weight, bias [, head]; rows of unit variance with ``stride`` elements from one to the next."""
     generator = torch.Generator().manual_seed(rows + d + layers)
