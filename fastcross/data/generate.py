@@ -182,5 +182,5 @@ def _tab_separated(table: pa.Table) -> bytes:
 
 
 def _logloss(label: Array, probability: Array) -> float:
-    p = np.asarray(probability, np.float64)
+    p = np.clip(np.asarray(probability, np.float64), 1e-12, 1 - 1e-12)
     return float(-np.mean(np.log(np.where(label, p, 1 - p)))) if len(p) else float("nan")
