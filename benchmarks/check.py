@@ -1,0 +1,78 @@
+"""python -m benchmarks.check: a quick run's ratios against the committed baseline.
+
+Times differ from machine to machine; how many times as fast as the eager loop fastcross is differs much less. A gain
+more than BAND below its baseline is measured a second time, and fails if the better of the two is still below. The band
+is wide because both sides of a ratio are noisy on a shared machine; it is there to catch a kernel that lost its threads
+or its vector instructions, not a few per cent.
+"""
+
+import argparse
+import json
+import multiprocessing
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks import harness, machine
+from benchmarks.contestants import EAGER, OURS, Problem
+
+BASELINE = Path(__file__).parent / "baseline.json"
+BAND = 0.35
+PROBLEMS = (
+    Problem("cross_network", 1024, 1026, 6),
+    Problem("cross_network", 1024, 1026, 1),
+    Problem("cross_network", 1024, 1026, 6, backward=False),
+    Problem("cross_network", 64, 54, 3),
+    Problem("cross_network", 1024, 1026, 3, "float64"),
+    Problem("cross_layer", 1024, 1026),
+    Problem("cross_logits", 1024, 1026, 6),
+)
+
+
+def gains(problems: tuple[Problem, ...] = PROBLEMS, budget: float = 2.0) -> dict[str, float]:
+    """How many times as fast as the eager loop, in a fresh process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        cases = pool.map(
+            harness.measure, problems, *([value] * len(problems) for value in ((OURS, EAGER), (OURS,), budget))
+        )
+        return {case["workload"]["title"]: case["contestants"][EAGER]["ratio_to"][OURS]["p50"] for case in cases}
+
+
+def fallen(measured: dict[str, float], baseline: dict[str, float], band: float = BAND) -> list[str]:
+    """The workloads whose gain is more than the band below the baseline's."""
+    missing = [title for title in measured if title not in baseline]
+    if missing:
+        raise harness.Refused(f"no baseline for {'; '.join(missing)}: python -m benchmarks.check --update")
+    return [title for title, gain in measured.items() if gain < (1 - band) * baseline[title]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.check", description=__doc__)
+    parser.add_argument("--update", action="store_true", help="write this run as the baseline")
+    parser.add_argument("--baseline", type=Path, default=BASELINE)
+    parser.add_argument("--budget", type=float, default=2.0, help="seconds of timing per workload (2)")
+    chosen = parser.parse_args(arguments)
+    measured = gains(budget=chosen.budget)
+    if chosen.update:
+        record: dict[str, Any] = {"machine": machine.machine(), "versions": machine.versions(), "gains": measured}
+        chosen.baseline.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"wrote {chosen.baseline}")
+        return 0
+    record = json.loads(chosen.baseline.read_text())
+    baseline = record["gains"]
+    if record["machine"] != machine.machine():
+        print(f"the baseline is from another machine, {record['machine']}: ratios carry over, but only roughly")
+    low = fallen(measured, baseline)
+    if low:
+        again = gains(tuple(problem for problem in PROBLEMS if str(problem) in low), chosen.budget)
+        measured |= {title: max(gain, measured[title]) for title, gain in again.items()}
+        low = fallen(measured, baseline)
+    for title, gain in measured.items():
+        verdict = f"FELL by more than {BAND:.0%}" if title in low else "ok"
+        print(f"{title:70} {gain:6.2f}× the eager loop, baseline {baseline[title]:6.2f}×   {verdict}")
+    return 1 if low else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
