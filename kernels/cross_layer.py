@@ -4,7 +4,7 @@
 
 The dot and the sum are one pass, s recomputed by the backward pass. Per row, in units of d elements: forward 2 reads +
 1 write, backward 3 reads + 2 writes. Rows too long for registers (more than 16,384 columns forward, 4,096
-to 6,144 backward) take their dots in a pass of their own (``projection``): the operands of the dots are read once more.
+backward) take their dots in a pass of their own (``projection``): the operands of the dots are read once more.
 """
 
 from collections.abc import Sequence

@@ -12,9 +12,9 @@ Backward, with a = dy·x0 and dp_l = a u_l, where u_l depends on p and c alone:
     dw_l = Σ_rows dp_l x0 + dc_l β_l,   db_j = Σ_rows dy + Σ_{l>j} dc_l w_l
 
 Persistent programs sum dp_l x0 and dy over their rows in registers, or, where L·d is too much for them, in a buffer of
-their own that stays in L2; ``reduction`` adds up the programs. From there on (d = 1026: L > 15, or 11 in half precision) the
+their own that stays in L2; ``reduction`` adds up the programs. From there on (d = 1026: L > 11; d = 3456: L > 4) the
 traffic to L2 grows with L, though x0 and dy are still read once. Rows too long for registers (more than 32,768 columns
-forward; 4,096 backward, or more while the sums fit) take their dots in a pass of their own: one more read of each.
+forward, 4,096 backward) take their dots in a pass of their own: one more read of each operand.
 """
 
 from collections.abc import Sequence

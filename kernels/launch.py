@@ -16,7 +16,7 @@ from typing import NamedTuple
 # 32-bit registers per thread for tiles and sums, by the warps that share a row. The rest of the 255 (with 16 warps: of
 # the 128) holds addresses, masks and weights; more than this spills on some target.
 FORWARD_REGISTERS = {1: 80, 2: 80, 4: 80, 8: 80, 16: 64}
-BACKWARD_REGISTERS = {4: 112, 8: 112, 16: 72}
+BACKWARD_REGISTERS = {4: 112, 8: 112, 16: 48}
 BACKWARD_REGISTERS_WITHOUT_SUMS = {8: 96}
 TEMPORARIES = 64
 REGISTER_FILE = 65536
