@@ -146,6 +146,7 @@ def _cross_network_bwd_kernel(
         none = zeros(CHUNKS, ROWS, BLOCK_N, DTYPE)
         for layer in range(L):
             store_sums(sums_ptr + layer * columns, none, stride_part, ROWS, BLOCK_N, CHUNKS)
+        tl.debug_barrier()
 
     for tile_m in range(pid, tl.cdiv(M, BLOCK_M), tl.num_programs(0)):
         offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -194,6 +195,9 @@ def _cross_network_bwd_kernel(
                 dp_ptrs += M
                 w_ptrs += stride_w_l
 
+        if NEED_DW and LAYERS == 0:
+            # Loads and stores of the sums may lie differently over the threads: one may read what another wrote.
+            tl.debug_barrier()
         if NEED_DX0:
             store_rows(dx0_ptr, dx0, offs_m, mask_m, first, N, stride_dx0_m, ALIGN, REST, BLOCK_N, CHUNKS)
 

@@ -143,7 +143,7 @@ def _recurrence_bwd_kernel(
     DTYPE: tl.constexpr = c_ptr.dtype.element_ty
     dc_ptr += pid * (L + C)
 
-    # The rows of dp hold α_l until the way back: the thread that wrote one reads it.
+    # The rows of dp hold α_l until the way back.
     if NEED_DP:
         alpha = tl.full((BLOCK_M,), 1.0, DTYPE)
         for layer in range(L):
@@ -153,6 +153,8 @@ def _recurrence_bwd_kernel(
                 alpha += tl.load(c_ptr + layer)
         if not HAS_HEAD:
             tl.store(alpha_ptr + offs_m, alpha, mask=mask_m)
+        # Loads and stores may lie differently over the threads: one may read what another wrote.
+        tl.debug_barrier()
 
     if HAS_A:
         a = sum_segments(a_ptr, offs_m, mask_m, segments, step, DTYPE)

@@ -141,7 +141,7 @@ def store_sums(ptr, sums, stride_row, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
 
 @triton.jit
 def add_sums(ptr, sums, stride_row, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr):
-    """Adds to sums in memory. Each place belongs to one thread, so there is nothing to wait for."""
+    """Adds to sums in memory; the caller waits for the program's other threads before it adds to them again."""
     ptrs = ptr + tl.arange(0, ROWS)[:, None] * stride_row + tl.arange(0, BLOCK_N)[None, :]
     for k in tl.static_range(CHUNKS):
         tl.store(ptrs + k * BLOCK_N, tl.load(ptrs + k * BLOCK_N) + sums[k])
