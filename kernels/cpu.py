@@ -15,6 +15,7 @@ from numba import types
 from torch import Tensor
 
 from fastcross.kernels import cpu_kernels
+from fastcross.kernels.huge_pages import in_huge_pages
 from fastcross.kernels.rows import accumulation_dtype, empty_rows
 from fastcross.kernels.threads import run
 
@@ -34,7 +35,7 @@ _ARGUMENTS = {
 def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     dtype = accumulation_dtype(x0, x, w, b)
     rows, x, w, b = x0.to(dtype), x.to(dtype), _parameter(w, dtype), _parameter(b, dtype)
-    (M, d), y = rows.shape, empty_rows(rows)
+    (M, d), y = rows.shape, in_huge_pages(empty_rows(rows))
     kernel = _compiled("cross_layer_fwd", dtype)
     pointers = (_ptr(rows), _ptr(x), _ptr(w), _ptr(b), _ptr(y))
     sizes = (d, rows.stride(0), x.stride(0), y.stride(0), b is not None)
@@ -48,7 +49,10 @@ def cross_layer_bwd(
     dtype = accumulation_dtype(x0, x, w)
     g, rows, x_rows, vector = dy.to(dtype), x0.to(dtype), x.to(dtype), _parameter(w, dtype)
     M, d = rows.shape
-    dx0, dx = (empty_rows(t) if needed else t.new_empty(0) for t, needed in zip((rows, x_rows), needs, strict=False))
+    dx0, dx = (
+        in_huge_pages(empty_rows(t)) if needed else t.new_empty(0)
+        for t, needed in zip((rows, x_rows), needs, strict=False)
+    )
     dw, db = (vector.new_empty(d if needed else 0) for needed in needs[2:])
     chunks = _chunks(M, 4 * d)
     totals = torch.empty((len(chunks), 2 * d), dtype=torch.float64)
@@ -91,7 +95,7 @@ def _network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor | None, keep
     rows, w, b, v = x0.to(dtype), _parameter(w, dtype), _parameter(b, dtype), _parameter(v, dtype)
     (M, d), L, C = rows.shape, w.shape[0], 0 if v is None else v.shape[0]
     vectors = w if v is None else torch.cat((w, v))
-    out = empty_rows(rows) if v is None else rows.new_empty((M, C))
+    out = in_huge_pages(empty_rows(rows)) if v is None else rows.new_empty((M, C))
     p = rows.new_empty((L + C, M) if keep_p else 0)
     kernel = _compiled("cross_network_fwd", dtype)
     pointers = (_ptr(rows), _ptr(vectors), _ptr(b), _ptr(out), _ptr(p))
@@ -109,7 +113,7 @@ def _network_bwd(
     (M, d), L, C = rows.shape, w.shape[0], 0 if v is None else v.shape[0]
     need_dx0, need_dvectors, need_db = needs[0], needs[1] or needs[3], needs[2]
     vectors = layers if head is None else torch.cat((layers, head))
-    dx0 = empty_rows(rows) if need_dx0 else rows.new_empty(0)
+    dx0 = in_huge_pages(empty_rows(rows)) if need_dx0 else rows.new_empty(0)
     dvectors = rows.new_empty((L + C, d) if need_dvectors else 0)
     db = rows.new_empty((L, d) if need_db else 0)
     chunks = _chunks(M, (2 * (L + C) + 3) * d)
