@@ -9,6 +9,8 @@ DEPTHS = tuple(f"{OURS}, L = {layers}" for layers in (1, 12, 32)) + tuple(
     f"{EAGER}, L = {layers}" for layers in (1, 12)
 )
 
+BUDGET = 12.0  # seconds of timing per workload: the README's figures
+
 
 def cases(full: bool) -> list[tuple[Any, tuple[str, ...]]]:
     passes = [(Problem("cross_network", 4096, 1026, 6, backward=b), everyone(*PEER_CLASSES)) for b in (True, False)]

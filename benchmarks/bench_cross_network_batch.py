@@ -6,7 +6,7 @@ from benchmarks.contestants import PEER_CLASSES, Problem, everyone
 
 
 def cases(full: bool) -> list[tuple[Any, tuple[str, ...]]]:
-    batches = (1, 8, 64, 512, 4096, 32768, 65536) if full else (1, 64, 512, 4096, 32768)
+    batches = (1, 8, 64, 512, 4096, 32768, 65536) if full else (1, 64, 512, 4096, 16384)
     passes = (True, False) if full else (True,)
     problems = [Problem("cross_network", rows, 390, 3, backward=b) for rows in batches for b in passes]
     return [(problem, everyone(*PEER_CLASSES)) for problem in problems]

@@ -19,7 +19,7 @@ from benchmarks import harness, machine, results, tables
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("fastcross")
     group.addoption("--full", action="store_true", help="the wide grid: every depth, width, batch and dtype; hours")
-    group.addoption("--budget", type=float, default=2.0, help="seconds of timing per workload (2)")
+    group.addoption("--budget", type=float, default=None, help="seconds of timing per workload (1)")
     group.addoption("--results", type=Path, default=None, help="where the JSON goes (benchmarks/results/DEVICE.json)")
 
 
@@ -105,7 +105,7 @@ def compete(request: pytest.FixtureRequest, benchmark: Any, process: ProcessPool
     def play(workload: Any, contestants: tuple[str, ...], contestant: str) -> None:
         title = workload.describe()["title"]
         if title not in group["futures"]:
-            budget = request.config.getoption("budget")
+            budget = request.config.getoption("budget") or getattr(request.module, "BUDGET", 1.0)
             group["futures"][title] = process.submit(harness.measure, workload, contestants, tables.BASES, budget)
         case = group["futures"][title].result()  # a refused workload refuses every contestant of it
         if case not in group["cases"]:

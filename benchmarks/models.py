@@ -1,11 +1,12 @@
 """Whole models: a training step, and a request. DCN beside its own DNN, DeepCTR-Torch's DCN and torchfm's.
 
-All start from one set of weights, ours, and see the same batch. A step is everything from a batch in memory to updated
-parameters: zero_grad, forward, loss, backward, Adam. The expected results are those of our model with the paper's
+All start from one set of weights, ours, and see the same batches. A step is everything from a batch in memory to
+updated parameters: zero_grad, forward, loss, backward, Adam. The expected results are those of our model with the paper's
 equations layer by layer and PyTorch's own embedding lookups.
 """
 
 import functools
+import itertools
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +26,8 @@ from fastcross import DCN, optim
 DNN, DEEPCTR, TORCHFM, EXPORTED = "DNN alone", "DeepCTR-Torch", "torchfm", f"{OURS}, exported"
 # Two float32 computations of one gradient, with batch normalisation between, differ in the last of six digits.
 RELATIVE_TOLERANCE = 1e-4
+
+Batch = tuple[Tensor, Tensor, Tensor]  # dense, categorical, label
 
 
 @dataclass(frozen=True)
@@ -56,9 +59,12 @@ class Shape:
         return model.to(clock.device())
 
     @functools.cached_property
-    def batch(self) -> tuple[Tensor, Tensor, Tensor]:
+    def batches(self) -> list[Batch]:
+        """Steps cycle through them, so that the rows of one are not still in a cache at its next turn."""
+        return [self._batch(torch.Generator().manual_seed(seed)) for seed in range(8)]
+
+    def _batch(self, generator: torch.Generator) -> Batch:
         """Ids as in click logs: a few frequent ones and a long tail."""
-        generator = torch.Generator().manual_seed(0)
         uniform = torch.rand(self.rows, len(self.dims), generator=generator, dtype=torch.float64)
         ids = self.ids or self.cardinality
         categorical = (ids**uniform).long().clamp(max=ids) - 1
@@ -80,7 +86,7 @@ class TheirModel:
     """Another package's DCN with our weights in it."""
 
     module: nn.Module
-    probability: Callable[[], Tensor]
+    prepare: Callable[[Batch], Tensor]  # a batch as it wants it, outside of what is timed
 
 
 def deepctr(shape: Shape) -> TheirModel:
@@ -92,9 +98,7 @@ def deepctr(shape: Shape) -> TheirModel:
     build = import_peer("deepctr_torch.models.DCN")
     sizes = {"cross_num": shape.cross_layers, "dnn_hidden_units": shape.deep_layers, "device": str(clock.device())}
     module = build([], columns, **sizes, **penalties, dnn_use_bn=True)
-    dense, categorical, _ = shape.batch
-    x = torch.cat((categorical.float(), dense), dim=1)
-    return TheirModel(module, lambda: module(x).squeeze(1))
+    return TheirModel(module, lambda batch: torch.cat((batch[1].float(), batch[0]), dim=1))
 
 
 def deepctr_places(shape: Shape) -> Places:
@@ -115,8 +119,7 @@ def torchfm(shape: Shape) -> TheirModel:
     build = import_peer("torchfm.model.dcn.DeepCrossNetworkModel")
     fields, (dim,) = [shape.cardinality] * len(shape.dims), set(shape.dims)
     module = build(fields, dim, shape.cross_layers, shape.deep_layers, dropout=0.0).to(clock.device())
-    categorical = shape.batch[1]
-    return TheirModel(module, lambda: module(categorical))
+    return TheirModel(module, lambda batch: batch[1])
 
 
 def torchfm_places(shape: Shape) -> Places:
@@ -197,9 +200,10 @@ class TrainingStep:
 
     def _our_step(self, model: DCN) -> Callable[[], object]:
         optimizer = optim.configure(model, lr=1e-3)
-        dense, categorical, label = self.shape.batch
+        batches = itertools.cycle(self.shape.batches)
 
         def step() -> None:
+            dense, categorical, label = next(batches)
             optimizer.zero_grad()
             model.loss(model(dense, categorical), label).backward()
             optimizer.step()
@@ -208,18 +212,19 @@ class TrainingStep:
 
     def _their_step(self, theirs: TheirModel) -> Callable[[], object]:
         optimizer = torch.optim.Adam(theirs.module.parameters(), lr=1e-3)
-        label = self.shape.batch[2]
+        batches = itertools.cycle([(theirs.prepare(batch), batch[2]) for batch in self.shape.batches])
 
         def step() -> None:
+            x, label = next(batches)
             optimizer.zero_grad()
-            F.binary_cross_entropy(theirs.probability(), label).backward()
+            F.binary_cross_entropy(theirs.module(x).flatten(), label).backward()
             optimizer.step()
 
         return step
 
     def _ours(self, model: DCN, places: Places) -> dict[str, Tensor]:
         """The probabilities of the batch and the gradients of the loss."""
-        dense, categorical, label = self.shape.batch
+        dense, categorical, label = self.shape.batches[0]
         logits = model(dense, categorical)
         model.loss(logits, label).backward()
         gradients = {what: _gradient(model, names) for what, (names, _) in places.items()}
@@ -229,8 +234,9 @@ class TrainingStep:
     def _theirs(self, name: str, theirs: TheirModel) -> dict[str, Tensor]:
         places = THEIR_MODELS[name.removesuffix(SWAPPED)][1](self.shape)
         theirs.module.train()
-        probability = theirs.probability()
-        F.binary_cross_entropy(probability, self.shape.batch[2]).backward()
+        batch = self.shape.batches[0]
+        probability = theirs.module(theirs.prepare(batch)).flatten()
+        F.binary_cross_entropy(probability, batch[2]).backward()
         gradients = {what: _gradient(theirs.module, names) for what, (_, names) in places.items()}
         theirs.module.zero_grad()
         return {"probability": probability.detach(), **gradients}
@@ -278,7 +284,8 @@ class Request:
         if name.removesuffix(SWAPPED) in THEIR_MODELS:
             theirs = their_model(name, self.shape)
             theirs.module.eval()
-            step = torch.no_grad()(theirs.probability)
+            x = theirs.prepare(self.shape.batches[0])
+            step = torch.no_grad()(lambda: theirs.module(x).flatten())
         else:
             model = self.shape.model().eval()
             if name in (EAGER, COMPILED):
@@ -291,11 +298,11 @@ class Request:
     def _exported(self, model: DCN) -> Callable[[Tensor, Tensor], Tensor]:
         """A file that runs without fastcross, loaded again."""
         with tempfile.TemporaryDirectory() as folder:
-            file = fastcross.export(model, Path(folder) / "dcn.pt2", replace(self.shape, rows=2).batch[:2])
+            file = fastcross.export(model, Path(folder) / "dcn.pt2", replace(self.shape, rows=2).batches[0][:2])
             return torch._inductor.aoti_load_package(str(file))
 
     def _ask(self, model: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], Tensor]:
-        dense, categorical, _ = self.shape.batch
+        dense, categorical, _ = self.shape.batches[0]
 
         @torch.no_grad()
         def ask() -> Tensor:

@@ -132,10 +132,39 @@ def test_contestants_take_turns():
         return harness.verify(name, step, {})
 
     times = harness.interleave([entry("a"), entry("b")], budget=0.0, latency=True)
-    warm, rounds = calls[:4], calls[4:]
-    assert warm == ["a", "a", "b", "b"]
-    assert [rounds[i : i + 2] for i in range(0, 6, 2)] == [["a", "b"], ["b", "a"], ["a", "b"]]
+    warm, rounds = calls[:2], calls[2:]
+    assert warm == ["a", "b"]
+    assert ["".join(rounds[i : i + 4]) for i in range(0, 12, 4)] == ["aabb", "bbaa", "aabb"]  # the first is not timed
     assert len(times["a"]) == len(times["b"]) == 20
+
+
+def test_the_device_clock_flushes_and_reads_events(monkeypatch):
+    """The same order of calls as on a GPU: flush, event, step, event, wait."""
+    calls = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            calls.append("event")
+
+        def elapsed_time(self, end):
+            return 2.0  # milliseconds
+
+    flush = type("Flush", (), {"zero_": lambda self: calls.append("flush")})()
+    monkeypatch.setattr(torch, "empty", lambda *size, **options: flush)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("wait"))
+    assert clock.DeviceClock()(lambda: calls.append("step")) == 0.002
+    assert calls == ["flush", "event", "step", "event", "wait"]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_cuda_graphs_compete():
+    case = measure(PROBLEM, (OURS, OURS + contestants.GRAPH, EAGER + contestants.GRAPH))
+    assert not case["missing"]
 
 
 def test_kept_bytes_are_those_of_the_closed_form_and_of_the_loop():
