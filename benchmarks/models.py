@@ -1,8 +1,8 @@
 """Whole models: a training step, and a request. DCN beside its own DNN, DeepCTR-Torch's DCN and torchfm's.
 
 All start from one set of weights, ours, and see the same batches. A step is everything from a batch in memory to
-updated parameters: zero_grad, forward, loss, backward, Adam. The expected results are those of our model with the paper's
-equations layer by layer and PyTorch's own embedding lookups.
+updated parameters: zero_grad, forward, loss, backward, Adam. The expected results are those of our model with the
+paper's equations layer by layer and PyTorch's own embedding lookups.
 """
 
 import functools
