@@ -75,10 +75,11 @@ def _grid_fact(groups: dict[str, Any]) -> str | None:
         return case["contestants"][EAGER]["ratio_to"][OURS]["p50"]
 
     least, most = min(measured, key=gain), max(measured, key=gain)
+    slower = sum(gain(case) < 1 for case in measured)
     shapes = [f"B = {w['rows']}, d = {w['d']}, L = {w['layers']}" for w in (least["workload"], most["workload"])]
     return (
         f"On a grid of {len(measured)} shapes it is between {gain(least):.3g}× ({shapes[0]}) and {gain(most):.3g}×"
-        f" ({shapes[1]}) as fast as the eager loop."
+        f" ({shapes[1]}) as fast as the eager loop; slower on {slower} of them."
     )
 
 

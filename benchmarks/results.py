@@ -38,5 +38,5 @@ def save(file: Path, groups: dict[str, Any]) -> None:
             for record in case.get("contestants", {}).values():
                 record.pop("times", None)  # the percentiles stay
     temporary = file.with_suffix(".tmp")
-    temporary.write_text(json.dumps(merged, indent=1, sort_keys=True) + "\n")
+    temporary.write_text(json.dumps(merged, indent=1) + "\n")
     os.replace(temporary, file)

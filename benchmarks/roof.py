@@ -31,7 +31,8 @@ class Roof:
     def enter(self, name: str) -> Contestant:
         if name == COPY:
             x = torch.randn(self.elements, device=clock.device())
-            return Contestant(x.clone, lambda: {"x": x.clone()}, {"x": Expected(x, 0.0)})
+            y = torch.zeros_like(x)  # into memory that is there: no time for the system to find pages
+            return Contestant(lambda: y.copy_(x), lambda: {"x": y.copy_(x)}, {"x": Expected(x, 0.0)})
         a, b = (torch.randn(self.size, self.size, device=clock.device()) for _ in range(2))
         rows = a[:8].double() @ b.double()
         expected = {"rows": Expected(rows, float(1e-2 * rows.abs().max()))}  # TF32 would pass, a wrong product not
