@@ -12,7 +12,8 @@ make is recorded and compiled with the parameters they chose. Then, per operator
   bytes/row   the same times d and the element size
 
 Rows are "aligned" if their stride is padded to a multiple of 16 elements, else "packed". The exit status is 1 if a
-kernel spills, if an aligned row is moved in words of less than 128 bits, or if rows are not moved exactly as often as the floor says.
+kernel spills, if an aligned row is moved in words of less than 128 bits, or if
+rows are not moved as often as the floor says.
 """
 
 import argparse

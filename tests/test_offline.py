@@ -1,4 +1,4 @@
-"""Every Triton kernel compiles for every target: no spills, 128-bit words on aligned rows, rows moved as often as the floor asks.
+"""Every Triton kernel compiles for every target: no spills, 128-bit words, rows moved as the floor asks.
 
 The whole grid is ``python -m fastcross.kernels.offline``. Here: the paper's shape on all targets, all of its shapes on
 one target of each vendor. Made with the pinned Triton; numbers move between its releases.
