@@ -7,7 +7,7 @@ to pytest-benchmark: that keeps its tables, its JSON and its comparisons, and wh
 
 import multiprocessing
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +72,11 @@ def process() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.fixture(scope="module")
-def group(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The record that this file's workloads are added to."""
+def group(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
+    """The record that this file's workloads are added to; written when the last of them is done.
+
+    A group with a refused workload is left out whole.
+    """
     config = request.config
     name = request.module.__name__.rpartition(".")[2].removeprefix("bench_")
     full = " --full" if config.getoption("full") else ""
@@ -83,31 +86,36 @@ def group(request: pytest.FixtureRequest) -> dict[str, Any]:
         "machine": machine.machine(),
         "versions": machine.versions(),
         "cases": [],
-        "futures": {},
     }
-    config.stash[GROUPS][name] = record
-    return record
+    failed = request.session.testsfailed
+    yield record
+    if record["cases"] and request.session.testsfailed == failed:
+        results.save(config.getoption("results") or results.path(), {name: record})
+        config.stash[GROUPS][name] = record
 
 
-def measured_groups(config: pytest.Config) -> dict[str, Any]:
-    """What may be reported: a group with a refused workload is left out whole."""
-    groups = {}
-    for name, group in config.stash[GROUPS].items():
-        if group["cases"] and not any(future.exception() for future in group["futures"].values()):
-            groups[name] = {key: value for key, value in group.items() if key != "futures"}
-    return groups
+@pytest.fixture(scope="module")
+def futures() -> dict[str, Future]:
+    """The workloads that were sent to the group's process, by title."""
+    return {}
 
 
 @pytest.fixture
-def compete(request: pytest.FixtureRequest, benchmark: Any, process: ProcessPoolExecutor, group: dict) -> Callable:
+def compete(
+    request: pytest.FixtureRequest,
+    benchmark: Any,
+    process: ProcessPoolExecutor,
+    group: dict,
+    futures: dict[str, Future],
+) -> Callable:
     """Measures a workload when its first contestant asks, and hands each contestant its times."""
 
     def play(workload: Any, contestants: tuple[str, ...], contestant: str) -> None:
         title = workload.describe()["title"]
-        if title not in group["futures"]:
+        if title not in futures:
             budget = request.config.getoption("budget") or getattr(request.module, "BUDGET", 1.0)
-            group["futures"][title] = process.submit(harness.measure, workload, contestants, tables.BASES, budget)
-        case = group["futures"][title].result()  # a refused workload refuses every contestant of it
+            futures[title] = process.submit(harness.measure, workload, contestants, tables.BASES, budget)
+        case = futures[title].result()  # a refused workload refuses every contestant of it
         if case not in group["cases"]:
             group["cases"].append(case)
         if contestant in case["missing"]:
@@ -121,14 +129,10 @@ def compete(request: pytest.FixtureRequest, benchmark: Any, process: ProcessPool
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    groups = measured_groups(config)
-    if not groups:
-        return
+    groups = config.stash[GROUPS]
     for group in groups.values():
         terminalreporter.write_sep("-", group["title"].splitlines()[0])
         terminalreporter.write_line(tables.group_tables(group))
-    file = config.getoption("results") or results.path()
-    results.save(file, groups)
-    terminalreporter.write_line(
-        f"{', '.join(groups)} written to {file}; tables and figures: python -m benchmarks.report"
-    )
+    if groups:
+        file = config.getoption("results") or results.path()
+        terminalreporter.write_line(f"{', '.join(groups)} in {file}; tables and figures: python -m benchmarks.report")

@@ -8,6 +8,7 @@ taken within a round, and reported as 20th, 50th and 80th percentiles.
 
 import gc
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -139,9 +140,12 @@ def measure(workload: Workload, names: Sequence[str], bases: Sequence[str], budg
     """The record of one workload: verified, timed in turns, weighed. ``bases`` are what ratios are taken to."""
     entries, missing = [], {}
     expected = workload.expected()
+    first_call = {}
     for name in names:
+        start = time.perf_counter()
         try:
             entries.append(verify(name, workload.enter(name), expected))
+            first_call[name] = float(f"{time.perf_counter() - start:.3g}")
         except Missing as reason:
             missing[name] = str(reason)
     times = interleave(entries, budget, workload.latency)
@@ -155,6 +159,7 @@ def measure(workload: Workload, names: Sequence[str], bases: Sequence[str], budg
             "seconds": percentiles(times[name], at),
             "ratio_to": {base: ratio[name] for base, ratio in to_base.items()},
             "errors": {key: [float(f"{value:.3g}") for value in pair] for key, pair in entry.errors.items()},
+            "first_call_seconds": first_call[name],  # import, compilation and verification
             "times": times[name],
         }
         if "floor_bytes" in description:
