@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fastcross import metrics
 from fastcross.data import Batch, Cache
+from fastcross.ranks import ALONE, Ranks
 
 BATCH_SIZE = 4096  # nothing is kept for a backward pass, so batches may be larger than in training
 
@@ -23,7 +24,7 @@ def predict(model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False) -
     model.eval()
     logits, labels = [], []
     try:
-        with torch.inference_mode(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             for batch in batches:
                 batch = batch.to(device, non_blocking=True)
                 logits.append(model(batch.dense, batch.categorical, batch.bags).float().cpu())
@@ -36,12 +37,16 @@ def predict(model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False) -
     return torch.cat(logits), torch.cat(labels) if labels else None
 
 
-def evaluate(model: nn.Module, cache: Cache, part: str, *, bf16: bool = False) -> dict[str, float]:
-    """The metrics of :func:`fastcross.metrics.summarise` on one part of a cache."""
+def evaluate(
+    model: nn.Module, cache: Cache, part: str, *, bf16: bool = False, ranks: Ranks = ALONE
+) -> dict[str, float]:
+    """The metrics of :func:`fastcross.metrics.summarise` on one part of a cache, over the rows of all ranks."""
     if not cache.sizes.get(part):
         raise ValueError(f"the cache {cache.path} has no rows in part {part!r}; its sizes are {cache.sizes}")
-    logits, label = predict(model, cache.batches(part, BATCH_SIZE), bf16=bf16)
+    batches = cache.batches(part, BATCH_SIZE, rank=ranks.rank, world_size=ranks.size)
+    logits, label = predict(model, batches, bf16=bf16)
     assert label is not None, "a cache holds labels"
+    logits, label = ranks.gather(logits), ranks.gather(label)
     if not logits.isfinite().all():
         raise ValueError(f"{int((~logits.isfinite()).sum())} of {logits.numel()} predictions on {part} are not finite")
-    return metrics.summarise(logits, label)
+    return ranks.share(metrics.summarise(logits, label) if ranks.rank == 0 else {})

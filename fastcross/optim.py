@@ -52,11 +52,20 @@ class Optimizer(torch.optim.Optimizer):
         super().__init__([{"params": group["params"]} for part in parts for group in part.param_groups], {})
         self.param_groups = [group for part in parts for group in part.param_groups]
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for part in self.parts:
+            part.zero_grad(set_to_none)
+
     def step(self, closure: Any = None) -> Any:
         loss = None if closure is None else torch.enable_grad()(closure)()
         for part in self.parts:
             part.step()
         return loss
+
+    @torch.no_grad()
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        """As :func:`clip_grad_norm`, over all parameters of this optimiser."""
+        return _clip(gradients(p for group in self.param_groups for p in group["params"]), max_norm)
 
     def state_dict(self) -> dict[str, Any]:
         return {"parts": [part.state_dict() for part in self.parts]}
@@ -123,19 +132,33 @@ def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
 
     A table's gradient counts once per row, after the sum over the examples that share the row.
     """
+    return _clip(gradients(model.parameters()), max_norm)
+
+
+def _clip(values: list[Tensor], max_norm: float) -> Tensor:
+    norm = nn.utils.get_total_norm(values)
+    scale_gradients(values, norm, max_norm)
+    return norm
+
+
+def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """What the parameters' gradients hold; of sparse ones the values, one row for each distinct id."""
     values = []
-    for parameter in model.parameters():
+    for parameter in parameters:
         if parameter.grad is not None:
             if parameter.grad.is_sparse:
                 parameter.grad = parameter.grad.coalesce()
             values.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
-    norm = nn.utils.get_total_norm(values)
+    return values
+
+
+def scale_gradients(values: list[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Multiplies gradients of this norm by min(1, max_norm / norm)."""
     if max_norm < float("inf"):
         # Without a look at the norm, which would wait for the device; min(1, …) leaves small gradients as they are.
         # Gradients that are not finite stay as they are, so that a caller can still find the first of them.
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).nan_to_num(nan=1.0)
         torch._foreach_mul_(values, factor)
-    return norm
 
 
 def _rows(gradient: Tensor) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastcross import checkpoint
 from fastcross.checkpoint import CheckpointError, atomic
 
 History = list[dict[str, float]]
@@ -38,6 +39,17 @@ class Run:
         path.mkdir(parents=True, exist_ok=True)
         write_json(path / "config.json", config)
         return cls(path)
+
+    def save(self, name: str, state: dict[str, Any]) -> None:
+        """Keep ``state`` as the checkpoint "best" or "last"."""
+        checkpoint.save(self.path / f"{name}.safetensors", state)
+
+    def load(self, name: str, like: dict[str, Any]) -> dict[str, Any]:
+        """What was saved. A sharded run reads its shards into the tensors of ``like``, the present state."""
+        return checkpoint.load(self.path / f"{name}.safetensors")
+
+    def holds(self, name: str) -> bool:
+        return (self.path / f"{name}.safetensors").exists()
 
     @property
     def config(self) -> dict[str, Any]:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from fastcross import checkpoint, optim
+from fastcross import optim
 from fastcross.data import Batch, Cache
 from fastcross.evaluation import evaluate, gains_from_bf16
 from fastcross.model import Model
+from fastcross.ranks import ALONE, Ranks
 from fastcross.runs import History, Run
 from fastcross.schedule import TrainingConfig, learning_rate
 from fastcross.watch import Watch, stop_signals
@@ -37,6 +38,8 @@ class Trainer:
         header: what best.safetensors holds beside the weights, so that the model can be rebuilt from it.
         facts: what the result holds beside the metrics.
         show: called with one line per evaluation; there is a progress bar too where standard error is a terminal.
+        ranks: the processes that train together; each takes its share of every batch.
+        optimizer: for a model that :func:`fastcross.optim.configure` does not know how to update.
     """
 
     def __init__(
@@ -49,18 +52,22 @@ class Trainer:
         header: dict[str, Any] | None = None,
         facts: dict[str, Any] | None = None,
         show: Callable[[str], None] | None = None,
+        ranks: Ranks = ALONE,
+        optimizer: optim.Optimizer | None = None,
     ) -> None:
         if not cache.sizes.get("train"):
             raise ValueError(f"the cache {cache.path} has no training rows; its sizes are {cache.sizes}")
         self.model, self.cache, self.config, self.run = model, cache, config, run
-        self.header, self.facts, self.show = header or {}, facts or {}, show
+        self.header, self.facts, self.show, self.ranks = header or {}, facts or {}, show, ranks
         self.device = next(model.parameters()).device
         self.bf16 = gains_from_bf16(self.device) if config.bf16 is None else config.bf16
-        self.optimizer = optim.configure(model, lr=config.lr, name=config.optimizer)
+        self.optimizer = optimizer or optim.configure(model, lr=config.lr, name=config.optimizer)
         self.watch = Watch(model, config.max_loss, self.device)
         # A short last batch would skew batch normalisation (and one row breaks it): dropped unless it is the only one.
         self.drop_last = cache.sizes["train"] >= config.batch_size
         self.rows_per_step = min(config.batch_size, cache.sizes["train"])
+        if self.rows_per_step < ranks.size:
+            raise ValueError(f"a batch needs a row for each of the {ranks.size} ranks; got {self.rows_per_step} rows")
         self.steps_per_epoch = cache.num_batches("train", config.batch_size, drop_last=self.drop_last)
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or sys.maxsize)
         self.evaluate_every = config.evaluate_every or self.steps_per_epoch
@@ -84,10 +91,12 @@ class Trainer:
                     bar.update(len(batch))
                     if self.step % self.evaluate_every == 0 or self.step == self.total_steps:
                         self._evaluate(bar)
-                    if self.run and (stop or time.perf_counter() - saved >= self.config.checkpoint_seconds):
+                    due = time.perf_counter() - saved >= self.config.checkpoint_seconds
+                    stopping, due = self.ranks.any(bool(stop), due)
+                    if self.run and (stopping or due):
                         self.save()
                         saved = time.perf_counter()
-                    if stop:
+                    if stopping:
                         raise Interrupted(f"interrupted at step {self.step} of {self.total_steps}")
                     if self.finished:
                         break
@@ -108,6 +117,8 @@ class Trainer:
             epoch=epoch,
             start=position,
             drop_last=self.drop_last,
+            rank=self.ranks.rank,
+            world_size=self.ranks.size,
         )
 
     def _train(self, batch: Batch) -> None:
@@ -118,13 +129,15 @@ class Trainer:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             logits = self.model(batch.dense, batch.categorical, batch.bags)
         assert batch.label is not None
-        loss = self.model.loss(logits.float(), batch.label)
+        # The mean over the ranks of their losses, so weighted, is the mean over the rows of the whole batch.
+        weight = len(batch) * self.ranks.size / self.rows_per_step
+        loss = weight * self.model.loss(logits.float(), batch.label)
         self.optimizer.zero_grad()
         loss.backward()
-        norm = optim.clip_grad_norm(self.model, self.config.clip_norm or math.inf)
+        norm = self.optimizer.clip_grad_norm(self.config.clip_norm or math.inf)
         epoch, position = divmod(self.step, self.steps_per_epoch)
         where = f"step {self.step + 1} (epoch {epoch + 1}, batch {position + 1} of {self.steps_per_epoch})"
-        self.watch.add(where, batch, logits, loss, norm)
+        self.watch.add(where, batch, logits, self.ranks.mean(loss.detach()), norm)
         self.optimizer.step()
         self.step += 1
 
@@ -137,7 +150,7 @@ class Trainer:
             "train_loss": self.watch.mean_loss(),
         }
         if self.cache.sizes.get("validation"):
-            found = evaluate(self.model, self.cache, "validation", bf16=self.bf16)
+            found = evaluate(self.model, self.cache, "validation", bf16=self.bf16, ranks=self.ranks)
             row |= {f"validation_{name}": value for name, value in found.items()}
         self.history.append(row)
         logloss = row.get("validation_logloss", -math.inf)
@@ -158,15 +171,15 @@ class Trainer:
     def _keep_best(self, row: dict[str, float]) -> None:
         weights = self.model.state_dict()
         if self.run:
-            checkpoint.save(self.run.best, {**self.header, "step": self.step, "metrics": row, "model": weights})
+            self.run.save("best", {**self.header, "step": self.step, "metrics": row, "model": weights})
         else:
             self.best_weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
     def _finish(self) -> dict[str, Any]:
         if self.run:
             self.save()
-        best = checkpoint.load(self.run.best, self.device)["model"] if self.run else self.best_weights
-        self.model.load_state_dict(best)
+        weights = self.run.load("best", {"model": self.model.state_dict()})["model"] if self.run else self.best_weights
+        self.model.load_state_dict(weights)
         result: dict[str, Any] = {
             **self.facts,
             "steps": self.step,
@@ -177,23 +190,23 @@ class Trainer:
         }
         for part in ("validation", "test"):
             if self.cache.sizes.get(part):
-                result[part] = evaluate(self.model, self.cache, part, bf16=self.bf16)
+                result[part] = evaluate(self.model, self.cache, part, bf16=self.bf16, ranks=self.ranks)
         if self.run:
             self.run.finish(result, self.history)
         return result
 
     def save(self) -> None:
-        """Everything that :meth:`resume` needs, to last.safetensors."""
+        """Everything that :meth:`resume` needs, as the run's checkpoint "last"."""
         assert self.run is not None
         self.watch.read()
-        checkpoint.save(self.run.last, self.state_dict())
+        self.run.save("last", self.state_dict())
 
     def resume(self) -> None:
-        """Go on from last.safetensors; from the start where the run was killed before its first checkpoint."""
+        """Go on from the checkpoint "last"; from the start where the run was killed before its first one."""
         assert self.run is not None
         self.run.remove_leftovers()
-        if self.run.last.exists():
-            self.load_state_dict(checkpoint.load(self.run.last))
+        if self.run.holds("last"):
+            self.load_state_dict(self.run.load("last", self.state_dict()))
 
     def state_dict(self) -> dict[str, Any]:
         cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []

@@ -64,10 +64,9 @@ class Cache:
                 raise DataError(f"{path / name}: the cache is damaged; expected {size} bytes, got {found}")
         return cls(path, manifest)
 
-    def num_batches(self, part: str, batch_size: int, *, drop_last: bool = False, world_size: int = 1) -> int:
-        """Batches each rank sees in one epoch of a part."""
-        step = batch_size * world_size
-        return self._size(part) // step if drop_last else -(-self._size(part) // step)
+    def num_batches(self, part: str, batch_size: int, *, drop_last: bool = False) -> int:
+        """Batches in one epoch of a part."""
+        return self._size(part) // batch_size if drop_last else -(-self._size(part) // batch_size)
 
     def batches(
         self,
@@ -84,18 +83,16 @@ class Cache:
     ) -> Iterator[Batch]:
         """Batches of a part from batch index `start` on, which costs no more than starting at 0.
 
-        The order depends on (seed, epoch) alone; order.py says how good a shuffle it is. With several ranks, step i
-        takes batch_size · world_size rows and each rank its even share of them: every row is seen by exactly one
-        rank, all ranks see the same number of batches, and in the last one they may differ by a row (a rank's may
-        then be empty).
+        The order depends on (seed, epoch) alone; order.py says how good a shuffle it is. Several ranks share each
+        batch of batch_size rows, one after the other: every row is seen by exactly one rank, all ranks see the same
+        number of batches, and their shares of one differ by at most a row (in a short last batch one may be empty).
         """
         if batch_size < 1 or not 0 <= rank < world_size:
             raise ValueError(f"need batch_size >= 1 and rank < world_size; got {batch_size}, {rank}, {world_size}")
         size = self._size(part)
         order = RowOrder(size, seed, epoch) if shuffle else None
-        step = batch_size * world_size
-        for i in range(start, self.num_batches(part, batch_size, drop_last=drop_last, world_size=world_size)):
-            first, count = i * step, min(step, size - i * step)
+        for i in range(start, self.num_batches(part, batch_size, drop_last=drop_last)):
+            first, count = i * batch_size, min(batch_size, size - i * batch_size)
             lo, hi = first + count * rank // world_size, first + count * (rank + 1) // world_size
             yield self._batch(part, slice(lo, hi) if order is None else order.rows(lo, hi))
 
