@@ -7,6 +7,7 @@ from fastcross._version import __version__
 from fastcross.schedule import SCHEDULES, TrainingConfig
 
 FORMATS = ("auto", "criteo", "csv", "parquet", "covertype", "higgs", "adult")
+SHARDINGS = ("auto", "table", "row", "column")
 MODELS = ("dcn", "deep_crossing", "dnn", "wide_deep", "fm", "lr")  # in the order of the paper's table 1
 
 # Small enough to find the crosses of the generated log on two cores within a minute or two.
@@ -44,7 +45,8 @@ EXAMPLES = {
   fastcross train --data train.txt --cross-layers 6 --deep-layers 1024,1024 --lr 1e-4 --evaluate-every 2000
   fastcross train --data covtype.csv.gz --format covertype --split 0.9 --cross-layers 8 --deep-layers 292x6 \\
                   --schedule cosine --epochs 30
-  fastcross train --resume runs/first                    continue after a crash or Ctrl-C, bit for bit""",
+  fastcross train --resume runs/first                    continue after a crash or Ctrl-C, bit for bit
+  fastcross train --distributed --processes 2 --data day_0.cache""",
     "evaluate": """examples:
   fastcross evaluate runs/first                    the test part of the data it was trained on
   fastcross evaluate runs/first --part validation
@@ -59,6 +61,9 @@ EXAMPLES = {
   fastcross compare --models dcn,dnn                          the demonstration: generated log, curves, Bayes optimum
   fastcross compare --data criteo.cache --seeds 0,1,2         mean ± standard deviation over three seeds
   fastcross compare --data train.txt --models wide_deep,lr --cross C1,C3 --cross C2,C4""",
+    "convert": """examples:
+  fastcross convert runs/sharded runs/single --to single     then: fastcross train --resume runs/single
+  fastcross convert runs/single runs/sharded --to sharded    then: fastcross train --resume runs/sharded --processes 2""",
     "info": """examples:
   fastcross info                versions, and what can run here
   fastcross info runs/first     what a run was asked for and what came out
@@ -90,6 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--seed", type=int, default=0, help="for weights, order of batches, dropout (default: 0)")
     _add_model(train)
     _add_training(train)
+    _add_distributed(train)
 
     evaluate = command("evaluate", "metrics of a trained model on a part of its data or on a new file")
     evaluate.add_argument("run", metavar="RUN", help="run folder, or a best.safetensors file")
@@ -119,6 +125,11 @@ def build_parser() -> argparse.ArgumentParser:
     compare.add_argument("--output", metavar="FOLDER", help="where to save (default: runs/compare-DATE-TIME)")
     _add_model(compare)
     _add_training(compare)
+
+    convert = command("convert", "the checkpoints of a run from one file to shards, or back")
+    convert.add_argument("run", metavar="RUN", help="run folder")
+    convert.add_argument("output", metavar="OUT", help="run folder to write; resume and evaluate it like the other")
+    convert.add_argument("--to", required=True, choices=("single", "sharded"), help="single: as without --distributed")
 
     info = command("info", "versions and backends, or what a run or a cache holds")
     info.add_argument("path", nargs="?", metavar="RUN|CACHE")
@@ -203,6 +214,19 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--bf16", action=argparse.BooleanOptionalAction, help="bfloat16 autocast (default: if it gains)")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+
+
+def _add_distributed(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("several processes")
+    group.add_argument("--distributed", action="store_true", help="shard the embedding tables over several processes")
+    group.add_argument("--processes", type=int, metavar="N", help="on this machine, if torchrun has not started them")
+    group.add_argument("--max-restarts", type=int, default=0, metavar="N", help="after a process has died (default: 0)")
+    group.add_argument(
+        "--sharding",
+        default="auto",
+        choices=SHARDINGS,
+        help="how tables are divided: whole tables, rows, columns, or as TorchRec's planner sees fit (default: auto)",
+    )
 
 
 def _add_trained_on(parser: argparse.ArgumentParser) -> None:

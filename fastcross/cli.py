@@ -10,6 +10,7 @@ from fastcross.arguments import build_parser
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = build_parser().parse_args(argv)
+    args.argv = list(sys.argv[1:] if argv is None else argv)
     try:
         module = importlib.import_module("fastcross.comparison" if args.command == "compare" else "fastcross.commands")
         return getattr(module, args.command)(args)

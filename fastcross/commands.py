@@ -41,6 +41,14 @@ def prepare(args: Namespace) -> int:
 
 
 def train(args: Namespace) -> int:
+    if args.distributed or (args.resume and Run(args.resume).config.get("sharding")):
+        from fastcross.distributed.launch import launch, needs_launch
+
+        if needs_launch(args):
+            return launch(args)
+        from fastcross.distributed.command import train as train_sharded  # TorchRec takes seconds to import
+
+        return train_sharded(args)
     if args.resume:
         run = Run(args.resume)
         if run.result:
@@ -129,6 +137,14 @@ def export(args: Namespace) -> int:
     show(
         f"exported, inputs dense {tuple(dense.shape[1:])}, categorical {tuple(categorical.shape[1:])} per row: {output}"
     )
+    return 0
+
+
+def convert(args: Namespace) -> int:
+    from fastcross.distributed.convert import convert as convert_run
+
+    names = convert_run(Run(args.run), args.to, Path(args.output))
+    show(f"checkpoints {' and '.join(names)}, {args.to}: {args.output}")
     return 0
 
 

@@ -100,11 +100,11 @@ class EmbeddingStack(nn.Module):
     def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
         """(B, num_dense), (B, k) ids and a bag for each multi-valued feature -> x0, (B, d)."""
         given = [Bag(*bag) if isinstance(bag, tuple) else bag for bag in bags]
-        self._check(dense, categorical, given)
+        self.check(dense, categorical, given)
         if not torch.compiler.is_compiling():
-            _check_offsets(self, given)
+            check_offsets(self, given)
         categorical = categorical.long()
-        coefficients = [_coefficients(bag, self.bag_pooling) for bag in given]
+        coefficients = [pooling_coefficients(bag, self.bag_pooling) for bag in given]
         tables = tuple(self.tables)
         # What is traced must be plain operators, whose gradients are dense.
         trace = torch.compiler.is_compiling() and not (self.sparse_gradients and torch.is_grad_enabled())
@@ -128,7 +128,7 @@ class EmbeddingStack(nn.Module):
         on_cpu = dense.device.type == "cpu" and self._dtype() in (torch.float32, torch.float64)
         return _load_kernels() if on_cpu and self.backend in ("auto", "numba") else None
 
-    def _check(self, dense: Tensor, categorical: Tensor, bags: list[Bag]) -> None:
+    def check(self, dense: Tensor, categorical: Tensor, bags: list[Bag]) -> None:
         if categorical.is_floating_point() or categorical.dtype == torch.bool:
             raise TypeError(f"categorical must hold integer ids; got {categorical.dtype}")
         if not dense.is_floating_point():
@@ -177,7 +177,7 @@ class _StackFunction(torch.autograd.Function):
         x0 = torch.empty((rows, stride), dtype=stack._dtype(), device=dense.device)[:, :d]
         single, K = tables[: stack.num_single], stack.num_single
         if kernels is None:
-            _check_ids(stack, categorical, bags)
+            check_ids(stack, categorical, bags)
             for k, table in enumerate(single):
                 x0[:, columns[k]] = table[categorical[:, k]]
         elif (bad := kernels.stack_fwd(single, categorical, x0)) >= 0:
@@ -231,7 +231,7 @@ def _row_of_value(bag: Bag) -> Tensor:
     return torch.searchsorted(bag.offsets, positions, right=True) - 1
 
 
-def _coefficients(bag: Bag, pooling: str) -> Tensor:
+def pooling_coefficients(bag: Bag, pooling: str) -> Tensor:
     """(n,): what each value's row is multiplied with before the sum; for "mean" the weights of a row sum to 1."""
     weights = bag.values.new_ones(bag.values.shape, dtype=torch.float32) if bag.weights is None else bag.weights
     if pooling == "sum":
@@ -241,7 +241,7 @@ def _coefficients(bag: Bag, pooling: str) -> Tensor:
     return torch.where(total == 0, 0, weights / total)
 
 
-def _check_offsets(stack: EmbeddingStack, bags: Sequence[Bag]) -> None:
+def check_offsets(stack: EmbeddingStack, bags: Sequence[Bag]) -> None:
     for k, bag in enumerate(bags, start=stack.num_single):
         if bag.offsets.device.type != "cpu" or not len(bag.offsets):
             continue
@@ -252,7 +252,7 @@ def _check_offsets(stack: EmbeddingStack, bags: Sequence[Bag]) -> None:
             )
 
 
-def _check_ids(stack: EmbeddingStack, categorical: Tensor, bags: Sequence[Bag]) -> None:
+def check_ids(stack: EmbeddingStack, categorical: Tensor, bags: Sequence[Bag]) -> None:
     """On a GPU the lookup itself reports a bad id; asking beforehand would wait for the device."""
     if categorical.device.type != "cpu":
         return

@@ -12,6 +12,7 @@ from fastcross import __version__, checkpoint
 from fastcross.baselines import MODELS
 from fastcross.data import Cache, Schema
 from fastcross.model import Model
+from fastcross.ranks import ALONE, Ranks
 from fastcross.runs import Run
 from fastcross.schedule import TrainingConfig
 from fastcross.training import Trainer
@@ -42,6 +43,7 @@ def make_plan(
         "model": name,
         "options": model_options(args, name, cache.schema, strict),
         "training": vars(TrainingConfig(seed=seed, **training)),
+        "sharding": args.sharding if getattr(args, "distributed", False) else None,
         "device": args.device,
         "threads": args.threads or torch.get_num_threads(),
         "cache": str(cache.path.resolve()),
@@ -69,13 +71,16 @@ def _position(schema: Schema, feature: str) -> int:
     return schema.categorical_names.index(feature)
 
 
-def run_plan(cache: Cache, run: Run, show: Callable[[str], None] | None, *, resume: bool = False) -> dict[str, Any]:
+def run_plan(
+    cache: Cache, run: Run, show: Callable[[str], None] | None, *, resume: bool = False, ranks: Ranks = ALONE
+) -> dict[str, Any]:
     """Train what the run's plan describes, from the start or from where it stopped."""
     plan = run.config
     torch.set_num_threads(plan["threads"])
     config = TrainingConfig(**plan["training"])
     torch.manual_seed(config.seed)
-    model = build(plan["model"], cache.schema, plan["options"]).to(choose_device(plan["device"]))
+    with torch.device("meta" if plan.get("sharding") else "cpu"):
+        model = build(plan["model"], cache.schema, plan["options"])
     header = {
         "fastcross": __version__,
         "kind": plan["model"],
@@ -87,7 +92,16 @@ def run_plan(cache: Cache, run: Run, show: Callable[[str], None] | None, *, resu
     facts = {"parameters": count(model), "dense_parameters": count(model, embeddings=False)}
     if plan["optimum"]:
         facts["optimum"] = plan["optimum"]
-    trainer = Trainer(model, cache, config, run, header=header, facts=facts, show=show)
+    optimizer = None
+    if plan.get("sharding"):
+        from fastcross.distributed.model import shard  # TorchRec takes seconds to import
+
+        model, optimizer = shard(model, ranks, config, plan["sharding"])
+    else:
+        model = model.to(choose_device(plan["device"]))
+    trainer = Trainer(
+        model, cache, config, run, header=header, facts=facts, show=show, ranks=ranks, optimizer=optimizer
+    )
     if resume:
         trainer.resume()
     return trainer.fit()
@@ -137,10 +151,18 @@ class Trained:
         return cache
 
 
+def _read_best(run: Run) -> dict[str, Any]:
+    if not run.config.get("sharding"):
+        return checkpoint.load(run.best)
+    from fastcross.distributed.convert import newest, read_whole
+
+    return read_whole(newest(run.path, "best"))
+
+
 def load_model(path: Path | str, device: str = "auto") -> Trained:
-    """The best model of a run folder, or of a best.safetensors file, in evaluation mode."""
+    """The best model of a run folder, sharded or not, or of a best.safetensors file, in evaluation mode."""
     path = Path(path)
-    state = checkpoint.load(Run(path).best if path.is_dir() else path)
+    state = _read_best(Run(path)) if path.is_dir() else checkpoint.load(path)
     if state.get("kind") not in MODELS:
         raise checkpoint.CheckpointError(f"{path} holds no model; use best.safetensors")
     model = MODELS[state["kind"]].from_config(state["config"])

@@ -1,0 +1,69 @@
+"""Checkpoints from the sharded format to the single-machine one and back; both hold the same state, bit for bit."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from fastcross import checkpoint
+from fastcross.checkpoint import CheckpointError
+from fastcross.distributed.storage import newest, put_shards, read_shards, take_shards
+from fastcross.runs import Run
+
+# What a sharded checkpoint divides: the tables and, in the second part of the optimiser, the moments of their rows.
+SHARDED = re.compile(r"model\.embedding\.tables\.\d+|optimizer\.parts\.1\.state\.\d+\.\w+")
+OTHERS = ("metrics.csv", "result.json", "curves.png")
+
+
+def convert(run: Run, to: str, output: Path, sharding: str = "auto") -> list[str]:
+    """Write a copy of ``run`` whose checkpoints are "single" or "sharded"; returns their names."""
+    plan = run.config
+    if bool(plan.get("sharding")) == (to == "sharded"):
+        raise CheckpointError(f"the checkpoints of {run.path} are {to} already")
+    names = [name for name in ("best", "last") if _present(run, name, to)]
+    if not names:
+        raise CheckpointError(f"{run.path} holds no checkpoint yet")
+    copy = Run.create(output, plan | {"sharding": sharding if to == "sharded" else None})
+    for name in names:
+        if to == "single":
+            copy.save(name, read_whole(newest(run.path, name)))
+        else:
+            write_sharded(copy.path, name, run.load(name, {}))
+    for name in OTHERS:
+        if (run.path / name).exists():
+            shutil.copy2(run.path / name, copy.path / name)
+    return names
+
+
+def read_whole(folder: Path) -> dict[str, Any]:
+    """The state in a sharded checkpoint, its tables put together in this process."""
+    state = checkpoint.load(folder / "state.safetensors")
+    state.pop("rng_of_ranks", None)
+    shards: dict[str, Any] = {}
+    if (folder / ".metadata").exists():
+        for name, entry in dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.items():
+            assert isinstance(entry, TensorStorageMetadata)
+            shards[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
+    if shards:
+        read_shards(shards, folder, alone=True)
+    return put_shards(state, shards)
+
+
+def write_sharded(run: Path, name: str, state: dict[str, Any]) -> None:
+    """A sharded checkpoint in one part, which any number of ranks can read."""
+    folder = run / f"{name}-{state['step']:08d}"
+    shards: dict[str, Any] = {}
+    rest = take_shards(state, shards, choose=lambda path, value: isinstance(value, Tensor) and SHARDED.fullmatch(path))
+    folder.mkdir()
+    if shards:
+        dcp.save(shards, checkpoint_id=folder, no_dist=True)
+    checkpoint.save(folder / "state.safetensors", rest)
+
+
+def _present(run: Run, name: str, to: str) -> bool:
+    return run.holds(name) if to == "sharded" else any(run.path.glob(f"{name}-" + "[0-9]" * 8))

@@ -1,0 +1,109 @@
+"""The optimiser of a sharded model: PyTorch's own for the layers, and for the tables fbgemm's or fastcross's rows.
+
+Its state has the structure of :class:`fastcross.optim.Optimizer`'s, with ShardedTensors for the tables' moments.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import Shard as TensorShard
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+
+from fastcross.distributed.lookup import Shard
+from fastcross.distributed.processes import Processes
+from fastcross.distributed.tables import cut, table_name
+from fastcross.optim import Optimizer, RowAdam, gradients, scale_gradients
+
+
+class ShardedOptimizer(Optimizer):
+    """The parts of a sharded model's optimiser as one."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer], processes: Processes) -> None:
+        super().__init__(parts)
+        self.processes = processes
+
+    @torch.no_grad()
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        """Over the layers, whose gradients are the same on every rank, and the rows of all ranks.
+
+        Not over rows that fbgemm has updated within the backward pass, before the norm could be known.
+        """
+        layers, *rows = [gradients(p for group in part.param_groups for p in group["params"]) for part in self.parts]
+        norm = nn.utils.get_total_norm(layers)
+        values = [value for part in rows for value in part]
+        if any(isinstance(part, ShardedRowAdam) for part in self.parts):
+            own = nn.utils.get_total_norm(values) if values else norm.new_zeros(())
+            norm = (norm.square() + self.processes.sum(own.square())).sqrt()
+        scale_gradients([*layers, *values], norm, max_norm)
+        return norm
+
+
+class ShardedRowAdam(RowAdam):
+    """:class:`~fastcross.optim.RowAdam` on the shards that this rank holds."""
+
+    def __init__(
+        self, shards: Sequence[Shard], tables: Sequence[ShardedTensor], dims: Sequence[int], lr: float
+    ) -> None:
+        # A rank without shards has an empty parameter, for an optimiser wants one.
+        super().__init__([shard.weight for shard in shards] or [nn.Parameter(torch.empty(0, 1))], lr=lr)
+        self.shards, self.tables, self.dims = shards, tables, dims
+
+    def state_dict(self) -> dict[str, Any]:
+        moments = [(shard, self._moments(shard.weight)) for shard in self.shards]
+        state = {}
+        for k, table in enumerate(self.tables):
+            own = [(shard.metadata, pair) for shard, pair in moments if shard.table == table_name(k)]
+            state[k] = {
+                name: cut(
+                    ShardedTensor._init_from_local_shards_and_global_metadata(
+                        [TensorShard(pair[i], metadata) for metadata, pair in own], table.metadata()
+                    ),
+                    self.dims[k],
+                )
+                for i, name in enumerate(("exp_avg", "exp_avg_sq"))
+            }
+        group = {name: value for name, value in self.param_groups[0].items() if name != "params"}
+        return {"state": state, "param_groups": [group | {"params": list(range(len(self.tables)))}]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The moments were read in place, into the tensors that :meth:`state_dict` showed."""
+        self.param_groups[0].update({k: v for k, v in state_dict["param_groups"][0].items() if k != "params"})
+
+
+class FusedRows(torch.optim.Optimizer):
+    """Gives fbgemm, which updates the rows within the backward pass, its rate, and shows its state.
+
+    Adam is fbgemm's own: lazy like RowAdam, its bias correction counts all steps too.
+    """
+
+    def __init__(self, fused: Any, dims: Sequence[int], lr: float, name: str) -> None:
+        adam = {"betas": (0.9, 0.999), "eps": 1e-8, "step": 0} if name == "adam" else {}
+        super().__init__([nn.Parameter(torch.empty(0)) for _ in dims], {"lr": lr, **adam})
+        self.fused, self.dims = fused, dims
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for group in self.fused.param_groups:
+            group["lr"] = self.param_groups[0]["lr"]
+        self.fused.zero_grad()  # where TorchRec hands the rate to fbgemm
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        if "step" in self.param_groups[0]:
+            self.param_groups[0]["step"] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[int, Any] = {}
+        for name, values in self.fused.state_dict()["state"].items():
+            k = int(name.removesuffix(".weight").rpartition(".t")[2])
+            found = {key.rpartition(".")[2]: value for key, value in values.items()}
+            if "momentum1" in found:
+                moments = {"exp_avg": found["momentum1"], "exp_avg_sq": found["exp_avg_sq"]}
+                state[k] = {name: cut(moment, self.dims[k]) for name, moment in moments.items()}
+        group = {name: value for name, value in self.param_groups[0].items() if name != "params"}
+        return {"state": state, "param_groups": [group | {"params": list(range(len(self.dims)))}]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.param_groups[0].update({k: v for k, v in state_dict["param_groups"][0].items() if k != "params"})
+        if "step" in self.param_groups[0]:
+            self.fused.set_optimizer_step(self.param_groups[0]["step"])

@@ -1,0 +1,130 @@
+"""One process among those that torchrun started: rank, device, process group, and who prints when something fails."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from fastcross.ranks import Ranks
+
+TIMEOUT = timedelta(minutes=10)  # a rank that has waited so long for another gives up
+
+
+class Processes(Ranks):
+    """The ranks of a process group: gloo between CPUs, NCCL between GPUs (and gloo beside it, for numbers)."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.rank, self.size = device, dist.get_rank(), dist.get_world_size()
+
+    def mean(self, value: Tensor) -> Tensor:
+        value = value.clone()
+        dist.all_reduce(value)
+        return value / self.size
+
+    def sum(self, value: Tensor) -> Tensor:
+        value = value.clone()
+        dist.all_reduce(value)
+        return value
+
+    def largest(self, number: int) -> int:
+        if self.size == 1:
+            return number
+        value = torch.tensor(number)
+        dist.all_reduce(value, dist.ReduceOp.MAX)
+        return int(value)
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        values = torch.tensor(flags, dtype=torch.uint8)
+        dist.all_reduce(values, dist.ReduceOp.MAX)
+        return tuple(map(bool, values.tolist()))
+
+    def gather(self, rows: Tensor) -> Tensor:
+        sizes = [torch.zeros((), dtype=torch.int64) for _ in range(self.size)]
+        dist.all_gather(sizes, torch.tensor(len(rows)))
+        height = int(max(sizes))
+        # Collectives want equal shapes: filled up with zeros, which are cut off again.
+        padded = torch.cat((rows, rows.new_zeros((height - len(rows), *rows.shape[1:]))))
+        found = [torch.empty_like(padded) for _ in sizes]
+        dist.all_gather(found, padded)
+        return torch.cat([part[: int(size)] for part, size in zip(found, sizes, strict=True)])
+
+    def collect(self, value: Any) -> list[Any]:
+        """The values of all ranks."""
+        values = [None] * self.size
+        dist.all_gather_object(values, value)
+        return values
+
+    def share(self, value: Any) -> Any:
+        values = [value]
+        dist.broadcast_object_list(values, src=0)
+        return values[0]
+
+
+@contextlib.contextmanager
+def start(device: torch.device) -> Iterator[Processes]:
+    """Join the processes that torchrun started; without torchrun, be the only one.
+
+    An error inside ends all of them: the first rank to fail says why, for all, and the others leave without a word.
+    A rank that fails exits, which breaks the connections that the others wait on, so that none of them hangs.
+    """
+    backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if under_torchrun():
+        dist.init_process_group(backend, timeout=TIMEOUT)
+    else:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+    processes = Processes(device)
+    try:
+        yield processes
+    except Exception as error:
+        if processes.size == 1:
+            raise
+        if not _first_to_fail(processes.rank):
+            sys.exit(2)
+        raise RankError(processes.rank, error) from error
+    finally:
+        # Without this a process group that has lost a rank may wait for it on the way out.
+        with contextlib.suppress(Exception):
+            dist.destroy_process_group()
+
+
+class RankError(RuntimeError):
+    """What a rank failed with, for all of them."""
+
+    def __init__(self, rank: int, error: Exception) -> None:
+        reason = str(error) or type(error).__name__
+        if isinstance(error, RuntimeError) and ("onnection" in reason or "imed out" in reason):
+            reason = f"lost another rank, which died or does not answer ({reason.splitlines()[0]})"
+        super().__init__(f"rank {rank}: {reason}")
+
+
+def under_torchrun() -> bool:
+    return "WORLD_SIZE" in os.environ and "RANK" in os.environ
+
+
+def restarted() -> bool:
+    """Whether torchrun has started these workers anew after one of them died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+
+
+def local_device(name: str) -> torch.device:
+    """The device of this rank: its own GPU among those of the machine, or the CPU."""
+    if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cpu" if name == "auto" else name)
+
+
+def _first_to_fail(rank: int) -> bool:
+    """Asked of the store, not of the other ranks: they may be anywhere, or dead."""
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        return store.compare_set("fastcross/failed", "", str(rank)) == str(rank).encode()
+    except Exception:  # the store died with another rank, which then had no time to say anything
+        return True

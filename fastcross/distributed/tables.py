@@ -1,0 +1,155 @@
+"""The embedding and stacking layer (section 2.1) on TorchRec's tables, and how they are divided between the ranks."""
+
+import os
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._shard.metadata import ShardMetadata
+from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
+from torchrec.distributed.embedding_types import EmbeddingComputeKernel
+from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
+from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
+from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
+from torchrec.distributed.types import ShardingPlan, ShardingType
+from torchrec.modules.embedding_configs import EmbeddingBagConfig
+from torchrec.modules.embedding_modules import EmbeddingBagCollection
+from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+from fastcross.data.batch import Bag
+from fastcross.distributed.processes import Processes
+from fastcross.embedding import Bags, EmbeddingStack, check_ids, check_offsets, pooling_coefficients
+
+SHARDINGS = {
+    "table": [ShardingType.TABLE_WISE],
+    "row": [ShardingType.ROW_WISE],
+    "column": [ShardingType.COLUMN_WISE],
+    "auto": [ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.COLUMN_WISE],
+}
+WIDTH = 4  # fbgemm's tables are a multiple of this wide; the columns beyond n_e are 0 and stay so
+
+
+class EmbeddingTables(nn.Module):
+    """Equations 1 and 2 as :class:`~fastcross.embedding.EmbeddingStack` has them, from a TorchRec collection.
+
+    Args:
+        stack: what to stand in for; its tables may be on the meta device, for they are not read.
+        processes: the ranks that share the tables.
+    """
+
+    def __init__(self, stack: EmbeddingStack, processes: Processes) -> None:
+        super().__init__()
+        self._stack, self.processes = (stack,), processes  # in a tuple, so that its tables are no parameters of this
+        self.cardinalities, self.dims, self.out_features = stack.cardinalities, stack.dims, stack.out_features
+        self.features = [f"f{k}" for k in range(len(stack.dims))]
+        self.weighted = len(stack.dims) > stack.num_single
+        self.collection = EmbeddingBagCollection(
+            [
+                EmbeddingBagConfig(
+                    name=table_name(k), num_embeddings=cardinality, embedding_dim=padded(dim), feature_names=[feature]
+                )
+                for k, (cardinality, dim, feature) in enumerate(
+                    zip(stack.cardinalities, stack.dims, self.features, strict=True)
+                )
+            ],
+            is_weighted=self.weighted,
+            device=torch.device("meta"),
+        )
+
+    def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
+        """(B, num_dense), (B, k) ids and a bag for each multi-valued feature -> x0, (B, d)."""
+        (stack,) = self._stack
+        given = [Bag(*bag) if isinstance(bag, tuple) else bag for bag in bags]
+        stack.check(dense, categorical, given)
+        check_offsets(stack, given)
+        check_ids(stack, categorical, given)
+        pooled = self.collection(self._jagged(categorical.long(), given)).to_dict()
+        rows = dense.shape[0]
+        single = [pooled[f][:rows, :dim] for f, dim in zip(self.features, self.dims, strict=True)]
+        return torch.cat((*single, dense.to(single[0].dtype)), dim=1)
+
+    def _jagged(self, categorical: Tensor, bags: list[Bag]) -> KeyedJaggedTensor:
+        """All features as TorchRec takes them: how many values each row has, feature by feature, and the values."""
+        rows, k = categorical.shape
+        # A row-wise table sums over the ranks, which must then have as many rows: empty ones at the end.
+        empty = self.processes.largest(rows) - rows
+        lengths = [torch.ones_like(categorical.T), *(_lengths(bag).unsqueeze(0) for bag in bags)]
+        weights = None
+        if self.weighted:
+            ones = torch.ones(k * rows, device=categorical.device)
+            weights = torch.cat((ones, *(pooling_coefficients(bag, self._stack[0].bag_pooling) for bag in bags)))
+        return KeyedJaggedTensor(
+            keys=self.features,
+            values=torch.cat((categorical.T.reshape(-1), *(bag.values.long() for bag in bags))),
+            weights=weights,
+            lengths=nn.functional.pad(torch.cat(lengths), (0, empty)).reshape(-1),
+        )
+
+
+class Sharder(EmbeddingBagCollectionSharder):
+    """TorchRec's, which on a CPU does not offer row-wise tables by itself."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return [kind.value for kind in SHARDINGS["auto"]]
+
+
+def plan_sharding(module: nn.Module, tables: EmbeddingTables, sharding: str, rows: int) -> ShardingPlan:
+    """Which rank holds what, for batches of ``rows`` rows per rank; the same on every rank."""
+    processes = tables.processes
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", processes.size))
+    constraints = {}
+    for k, (cardinality, dim) in enumerate(zip(tables.cardinalities, tables.dims, strict=True)):
+        # A table with fewer rows than there are ranks has none for some of them.
+        kinds = SHARDINGS[sharding] if cardinality >= processes.size else SHARDINGS["table"]
+        constraints[table_name(k)] = ParameterConstraints(
+            sharding_types=[kind.value for kind in kinds],
+            compute_kernels=[EmbeddingComputeKernel.FUSED.value],
+            min_partition=padded(-(-padded(dim) // processes.size)),
+        )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // local
+    on_gpu = processes.device.type == "cuda"
+    planner = EmbeddingShardingPlanner(
+        topology=Topology(
+            world_size=processes.size,
+            local_world_size=local,
+            compute_device=processes.device.type,
+            hbm_cap=torch.cuda.get_device_properties(processes.device).total_memory if on_gpu else 0,
+            ddr_cap=memory,
+        ),
+        batch_size=rows,
+        constraints=constraints,
+        storage_reservation=FixedPercentageStorageReservation(0.15),  # for the layers, activations and batches
+    )
+    return planner.collective_plan(module, [Sharder()], torch.distributed.group.WORLD)
+
+
+def cut(table: ShardedTensor, dim: int) -> ShardedTensor:
+    """The first n_e columns of a table that was widened for fbgemm: the same memory, to be written and read."""
+    if table.size(1) == dim:
+        return table
+    whole = table.metadata()
+    narrow = {
+        shard: ShardMetadata(shard.shard_offsets, [rows, min(columns, dim - shard.shard_offsets[1])], shard.placement)
+        for shard in whole.shards_metadata
+        for rows, columns in (shard.shard_sizes,)
+        if shard.shard_offsets[1] < dim
+    }
+    metadata = ShardedTensorMetadata(list(narrow.values()), torch.Size((table.size(0), dim)), whole.tensor_properties)
+    local = [(shard.tensor, narrow[shard.metadata]) for shard in table.local_shards() if shard.metadata in narrow]
+    # Made with tensors that are contiguous, as is asked for, though a checkpoint reads and writes any.
+    empty = [Shard(tensor.new_empty(shard.shard_sizes), shard) for tensor, shard in local]
+    found = ShardedTensor._init_from_local_shards_and_global_metadata(empty, metadata)
+    for shard, (tensor, _) in zip(found.local_shards(), local, strict=True):
+        shard.tensor = tensor[:, : shard.metadata.shard_sizes[1]]
+    return found
+
+
+def table_name(k: int) -> str:
+    return f"t{k}"
+
+
+def padded(dim: int) -> int:
+    return -(-dim // WIDTH) * WIDTH
+
+
+def _lengths(bag: Bag) -> Tensor:
+    return torch.cat((bag.offsets, bag.offsets.new_full((1,), bag.values.shape[0]))).diff()
