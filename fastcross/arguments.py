@@ -7,6 +7,7 @@ from fastcross._version import __version__
 from fastcross.schedule import SCHEDULES, TrainingConfig
 
 FORMATS = ("auto", "criteo", "csv", "parquet", "covertype", "higgs", "adult")
+EMBEDDINGS = ("auto", "fastcross", "fbgemm")
 SHARDINGS = ("auto", "table", "row", "column")
 MODELS = ("dcn", "deep_crossing", "dnn", "wide_deep", "fm", "lr")  # in the order of the paper's table 1
 
@@ -63,7 +64,7 @@ EXAMPLES = {
   fastcross compare --data train.txt --models wide_deep,lr --cross C1,C3 --cross C2,C4""",
     "convert": """examples:
   fastcross convert runs/sharded runs/single --to single     then: fastcross train --resume runs/single
-  fastcross convert runs/single runs/sharded --to sharded    then: fastcross train --resume runs/sharded --processes 2""",
+  fastcross convert runs/single runs/sharded --to sharded    then: fastcross train --resume runs/sharded""",
     "info": """examples:
   fastcross info                versions, and what can run here
   fastcross info runs/first     what a run was asked for and what came out
@@ -217,7 +218,13 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_distributed(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("several processes")
+    group = parser.add_argument_group("embedding tables, and several processes")
+    group.add_argument(
+        "--embedding",
+        default="auto",
+        choices=EMBEDDINGS,
+        help="whose tables: fastcross's, or fbgemm's through TorchRec (default: auto, the faster one)",
+    )
     group.add_argument("--distributed", action="store_true", help="shard the embedding tables over several processes")
     group.add_argument("--processes", type=int, metavar="N", help="on this machine, if torchrun has not started them")
     group.add_argument("--max-restarts", type=int, default=0, metavar="N", help="after a process has died (default: 0)")

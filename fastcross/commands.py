@@ -19,6 +19,7 @@ from torch import Tensor
 from fastcross import __version__
 from fastcross.checkpoint import atomic
 from fastcross.data import Cache, read_for_prediction
+from fastcross.distributed.launch import is_sharded, launch, needs_launch
 from fastcross.evaluation import evaluate as evaluate_part
 from fastcross.evaluation import predict as predict_logits
 from fastcross.export import export as export_model
@@ -41,9 +42,7 @@ def prepare(args: Namespace) -> int:
 
 
 def train(args: Namespace) -> int:
-    if args.distributed or (args.resume and Run(args.resume).config.get("sharding")):
-        from fastcross.distributed.launch import launch, needs_launch
-
+    if is_sharded(args):
         if needs_launch(args):
             return launch(args)
         from fastcross.distributed.command import train as train_sharded  # TorchRec takes seconds to import

@@ -95,7 +95,7 @@ class RowAdam(torch.optim.Optimizer):
         for group in self.param_groups:
             group["step"] += 1
             tables = [table for table in group["params"] if table.grad is not None]
-            moments = [self._moments(table) for table in tables]
+            moments = [self.moments(table) for table in tables]
             arguments = group["lr"], tuple(group["betas"]), group["eps"], group["step"]
             for module, chosen in _split(tables):
                 module.adam_rows(
@@ -105,7 +105,7 @@ class RowAdam(torch.optim.Optimizer):
                     *arguments,
                 )
 
-    def _moments(self, table: Tensor) -> tuple[Tensor, Tensor]:
+    def moments(self, table: Tensor) -> tuple[Tensor, Tensor]:
         state = self.state[table]
         if not state:
             state["exp_avg"], state["exp_avg_sq"] = _zeros(table), _zeros(table)

@@ -44,6 +44,7 @@ def make_plan(
         "options": model_options(args, name, cache.schema, strict),
         "training": vars(TrainingConfig(seed=seed, **training)),
         "sharding": args.sharding if getattr(args, "distributed", False) else None,
+        "embedding": getattr(args, "embedding", "auto"),
         "device": args.device,
         "threads": args.threads or torch.get_num_threads(),
         "cache": str(cache.path.resolve()),
@@ -96,7 +97,7 @@ def run_plan(
     if plan.get("sharding"):
         from fastcross.distributed.model import shard  # TorchRec takes seconds to import
 
-        model, optimizer = shard(model, ranks, config, plan["sharding"])
+        model, optimizer = shard(model, ranks, config, plan["sharding"], plan["embedding"])
     else:
         model = model.to(choose_device(plan["device"]))
     trainer = Trainer(

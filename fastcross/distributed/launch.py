@@ -5,11 +5,20 @@ import os
 import time
 from argparse import Namespace
 
-from fastcross.distributed.processes import under_torchrun
+from fastcross.runs import Run
+
+
+def is_sharded(args: Namespace) -> bool:
+    """Whether a training goes through TorchRec: asked for, or the run that it resumes did, or for fbgemm's tables."""
+    if args.resume:
+        return bool(Run(args.resume).config.get("sharding"))
+    if args.embedding == "fbgemm" and not args.distributed:  # one process, which holds every table whole
+        args.distributed, args.sharding = True, "table"
+    return args.distributed
 
 
 def needs_launch(args: Namespace) -> bool:
-    return not under_torchrun() and ((args.processes or 1) > 1 or args.max_restarts > 0)
+    return "RANK" not in os.environ and ((args.processes or 1) > 1 or args.max_restarts > 0)
 
 
 def launch(args: Namespace) -> int:

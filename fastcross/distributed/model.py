@@ -10,7 +10,7 @@ from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backwa
 
 from fastcross.distributed.batch_norm import synchronise
 from fastcross.distributed.lookup import replace_lookups
-from fastcross.distributed.optim import FusedRows, ShardedOptimizer, ShardedRowAdam
+from fastcross.distributed.optim import FusedRows, ShardedOptimizer, ShardedRows
 from fastcross.distributed.processes import Processes
 from fastcross.distributed.tables import EmbeddingTables, Sharder, cut, plan_sharding, table_name
 from fastcross.embedding import EmbeddingStack
@@ -80,14 +80,17 @@ class ShardedDCN(DistributedModelParallel):
                     part.reset_parameters()
 
 
-def shard(model: Model, processes: Ranks, config: TrainingConfig, sharding: str) -> tuple[Any, ShardedOptimizer]:
+def shard(
+    model: Model, processes: Ranks, config: TrainingConfig, sharding: str, embedding: str = "auto"
+) -> tuple[Any, ShardedOptimizer]:
     """Shard ``model``, which is on the meta device, initialise it, and make its optimiser.
 
-    The tables are updated within the backward pass if fbgemm has the optimiser for the device. The weights depend on
-    the configuration's seed alone; each rank then draws its own dropout.
+    The weights depend on the configuration's seed alone; each rank then draws its own dropout.
 
     Args:
         sharding: "table", "row" or "column"; "auto" lets TorchRec's planner choose for each table.
+        embedding: "fbgemm" updates the tables within the backward pass, "fastcross" after it, by its own kernels;
+            "auto" takes fbgemm where it has the optimiser for the device.
     """
     optimizer, lr, seed = config.optimizer, config.lr, config.seed
     rows = -(-config.batch_size // processes.size)
@@ -96,7 +99,9 @@ def shard(model: Model, processes: Ranks, config: TrainingConfig, sharding: str)
         raise ValueError(f"only the models dcn and dnn can be sharded; got {type(model).__name__}")
     if optimizer not in ("adam", "sgd"):
         raise ValueError(f'optimizer must be "adam" or "sgd"; got {optimizer!r}')
-    fused = has_fused(optimizer, processes.device)
+    fused = embedding != "fastcross" and has_fused(optimizer, processes.device)
+    if embedding == "fbgemm" and not fused:
+        raise ValueError(f"fbgemm has no {optimizer} for the {processes.device.type}; use --embedding fastcross")
     tables = model.embedding = EmbeddingTables(model.embedding, processes)  # type: ignore[assignment]
     kind = torch.optim.Adam if optimizer == "adam" else torch.optim.SGD
     in_backward = kind if fused else torch.optim.SGD  # a kernel without moments, to be replaced
@@ -114,7 +119,7 @@ def shard(model: Model, processes: Ranks, config: TrainingConfig, sharding: str)
         rows_optimizer = (
             FusedRows(sharded.fused_optimizer, tables.dims, lr, optimizer)
             if fused
-            else ShardedRowAdam(shards, sharded.tables(), tables.dims, lr)
+            else ShardedRows(shards, sharded.tables(), tables.dims, lr, optimizer)
         )
         parts.append(rows_optimizer)
     return sharded, ShardedOptimizer(parts, processes)

@@ -14,7 +14,7 @@ from torch.distributed._shard.sharded_tensor import ShardedTensor
 from fastcross.distributed.lookup import Shard
 from fastcross.distributed.processes import Processes
 from fastcross.distributed.tables import cut, table_name
-from fastcross.optim import Optimizer, RowAdam, gradients, scale_gradients
+from fastcross.optim import Optimizer, RowAdam, RowSGD, gradients, scale_gradients
 
 
 class ShardedOptimizer(Optimizer):
@@ -33,39 +33,40 @@ class ShardedOptimizer(Optimizer):
         layers, *rows = [gradients(p for group in part.param_groups for p in group["params"]) for part in self.parts]
         norm = nn.utils.get_total_norm(layers)
         values = [value for part in rows for value in part]
-        if any(isinstance(part, ShardedRowAdam) for part in self.parts):
+        if not any(isinstance(part, FusedRows) for part in self.parts):
             own = nn.utils.get_total_norm(values) if values else norm.new_zeros(())
             norm = (norm.square() + self.processes.sum(own.square())).sqrt()
         scale_gradients([*layers, *values], norm, max_norm)
         return norm
 
 
-class ShardedRowAdam(RowAdam):
-    """:class:`~fastcross.optim.RowAdam` on the shards that this rank holds."""
+class ShardedRows(torch.optim.Optimizer):
+    """fastcross's row updates, :class:`~fastcross.optim.RowAdam` or RowSGD, on the shards that this rank holds."""
 
     def __init__(
-        self, shards: Sequence[Shard], tables: Sequence[ShardedTensor], dims: Sequence[int], lr: float
+        self, shards: Sequence[Shard], tables: Sequence[ShardedTensor], dims: Sequence[int], lr: float, name: str
     ) -> None:
         # A rank without shards has an empty parameter, for an optimiser wants one.
-        super().__init__([shard.weight for shard in shards] or [nn.Parameter(torch.empty(0, 1))], lr=lr)
+        weights = [shard.weight for shard in shards] or [nn.Parameter(torch.empty(0, 1))]
+        super().__init__(weights, {"lr": lr})
+        self.rows = RowAdam(weights, lr=lr) if name == "adam" else RowSGD(weights, lr=lr)
+        self.param_groups = self.rows.param_groups
         self.shards, self.tables, self.dims = shards, tables, dims
 
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.rows.step()
+
     def state_dict(self) -> dict[str, Any]:
-        moments = [(shard, self._moments(shard.weight)) for shard in self.shards]
-        state = {}
-        for k, table in enumerate(self.tables):
-            own = [(shard.metadata, pair) for shard, pair in moments if shard.table == table_name(k)]
-            state[k] = {
-                name: cut(
-                    ShardedTensor._init_from_local_shards_and_global_metadata(
-                        [TensorShard(pair[i], metadata) for metadata, pair in own], table.metadata()
-                    ),
-                    self.dims[k],
-                )
-                for i, name in enumerate(("exp_avg", "exp_avg_sq"))
-            }
-        group = {name: value for name, value in self.param_groups[0].items() if name != "params"}
-        return {"state": state, "param_groups": [group | {"params": list(range(len(self.tables)))}]}
+        state: dict[int, Any] = {}
+        if isinstance(self.rows, RowAdam):
+            moments = [(shard, self.rows.moments(shard.weight)) for shard in self.shards]
+            for k, table in enumerate(self.tables):
+                own = [(shard.metadata, pair) for shard, pair in moments if shard.table == table_name(k)]
+                state[k] = {
+                    name: cut(_like(table, [TensorShard(pair[i], metadata) for metadata, pair in own]), self.dims[k])
+                    for i, name in enumerate(("exp_avg", "exp_avg_sq"))
+                }
+        return {"state": state, "param_groups": [_options(self.param_groups[0], self.dims)]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The moments were read in place, into the tensors that :meth:`state_dict` showed."""
@@ -100,10 +101,18 @@ class FusedRows(torch.optim.Optimizer):
             if "momentum1" in found:
                 moments = {"exp_avg": found["momentum1"], "exp_avg_sq": found["exp_avg_sq"]}
                 state[k] = {name: cut(moment, self.dims[k]) for name, moment in moments.items()}
-        group = {name: value for name, value in self.param_groups[0].items() if name != "params"}
-        return {"state": state, "param_groups": [group | {"params": list(range(len(self.dims)))}]}
+        return {"state": state, "param_groups": [_options(self.param_groups[0], self.dims)]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.param_groups[0].update({k: v for k, v in state_dict["param_groups"][0].items() if k != "params"})
         if "step" in self.param_groups[0]:
             self.fused.set_optimizer_step(self.param_groups[0]["step"])
+
+
+def _options(group: dict[str, Any], dims: Sequence[int]) -> dict[str, Any]:
+    """A parameter group as PyTorch writes it for a model with all the tables: with their numbers."""
+    return {name: value for name, value in group.items() if name != "params"} | {"params": list(range(len(dims)))}
+
+
+def _like(table: ShardedTensor, shards: list[TensorShard]) -> ShardedTensor:
+    return ShardedTensor._init_from_local_shards_and_global_metadata(shards, table.metadata())

@@ -106,7 +106,7 @@ class RankError(RuntimeError):
 
 
 def under_torchrun() -> bool:
-    return "WORLD_SIZE" in os.environ and "RANK" in os.environ
+    return "RANK" in os.environ
 
 
 def restarted() -> bool:
