@@ -97,7 +97,7 @@ def run_plan(
     if plan.get("sharding"):
         from fastcross.distributed.model import shard  # TorchRec takes seconds to import
 
-        model, optimizer = shard(model, ranks, config, plan["sharding"], plan["embedding"])
+        model, optimizer = shard(model, ranks, config, plan["sharding"], plan.get("embedding", "auto"))
     else:
         model = model.to(choose_device(plan["device"]))
     trainer = Trainer(

@@ -229,7 +229,7 @@ def test_a_corrupt_part_on_one_rank_stops_all_with_one_message(cache, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["adam-clipped", "sgd-row"])
-def test_conversion_there_and_back_is_bit_for_bit(name, cache, trained, tmp_path):
+def test_conversion_there_and_back_is_bit_for_bit(name, trained, tmp_path, capsys):
     from fastcross.distributed.convert import newest, read_whole
 
     single, sharded, again = tmp_path / "single", tmp_path / "sharded", tmp_path / "again"
@@ -243,6 +243,10 @@ def test_conversion_there_and_back_is_bit_for_bit(name, cache, trained, tmp_path
     assert load_model(single).model.state_dict().keys() == load_model(sharded).model.state_dict().keys()
     assert Run(single).result == Run(trained / name).result
     assert main(["convert", str(single), str(tmp_path / "other"), "--to", "single"]) == 2
+    (part,) = newest(sharded, "best").glob("*.distcp")
+    os.truncate(part, part.stat().st_size // 2)
+    assert main(["convert", str(sharded), str(tmp_path / "other"), "--to", "single"]) == 2
+    assert "is not a whole checkpoint" in capsys.readouterr().err
 
 
 def assert_equal(a, b):

@@ -11,7 +11,7 @@ It can be read by any number of ranks.
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ class ShardedRun(Run):
             rest["rng_of_ranks"] = self.processes.collect(state["rng"])
         self.processes.any(False)  # the folder is there
         if shards:
-            dcp.save(shards, checkpoint_id=temporary)
+            with checkpoint_errors(f"cannot write {temporary}"):
+                dcp.save(shards, checkpoint_id=temporary)
         if self.processes.rank == 0:
             checkpoint.save(temporary / "state.safetensors", rest)
             _put(temporary, target)
@@ -95,11 +96,18 @@ def newest(run: Path, name: str) -> Path:
 
 def read_shards(shards: dict[str, Any], folder: Path, *, alone: bool = False) -> None:
     """Read into the given tensors, sharded or whole, what is at their place in a checkpoint."""
-    try:
+    with checkpoint_errors(f"{folder} is not a whole checkpoint"):
         dcp.load(shards, checkpoint_id=folder, no_dist=alone)
+
+
+@contextlib.contextmanager
+def checkpoint_errors(failure: str) -> Iterator[None]:
+    """What went wrong on some ranks, and is told to all, as one error that says the first of it."""
+    try:
+        yield
     except dcp.api.CheckpointException as error:
         first = next(iter(error.failures.values()))[0]
-        raise CheckpointError(f"{folder} is not a whole checkpoint: {first}") from error
+        raise CheckpointError(f"{failure}: {first}") from error
 
 
 def is_sharded(path: str, value: Any) -> bool:
