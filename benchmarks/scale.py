@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.scale_model import NUM_DENSE, Setting, collectives, rows_per_rank, traffic
+from benchmarks.scale_model import NUM_DENSE, Setting, rows_per_rank, traffic
 
 CARDINALITIES = (1_000_000, 300_000, 100_000, 30_000, 10_000, *(1_000,) * 10, *(100,) * 11)
-STEPS, WARM_UP = 40, 8
+STEPS, WARM_UP = 30, 5
 
 
 def batches(setting: Setting, rank: int, count: int):
@@ -66,12 +66,8 @@ def loopback() -> int:
     return int(line.split(":")[1].split()[0])
 
 
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def worker(output: str, settings: list[Setting]) -> None:
-    """One of the processes: measures each setting, and what a collective costs."""
+    """One of the processes: measures each setting, and how long it takes to add up 16 MB."""
     import torch.distributed as dist
 
     from fastcross.distributed.processes import start
@@ -79,17 +75,14 @@ def worker(output: str, settings: list[Setting]) -> None:
     torch.set_num_threads(1)
     found = []
     with start(torch.device("cpu")) as processes:
-        costs = {}
-        for name, size in (("latency", 2), ("bandwidth", 1 << 22)):
-            value, times = torch.zeros(size), []
-            for _ in range(12):
-                dist.barrier()
-                began = time.perf_counter()
-                dist.all_reduce(value)
-                times.append(time.perf_counter() - began)
-            costs[name] = statistics.median(times[2:])
+        value, times = torch.zeros(1 << 22), []
+        for _ in range(12):
+            dist.barrier()
+            began = time.perf_counter()
+            dist.all_reduce(value)
+            times.append(time.perf_counter() - began)
+        seconds = statistics.median(times[2:])
         for setting in settings:
-            before = resident()
             model, optimizer = build(setting, processes)
             model.train()
             held = sum(shard.tensor.nbytes for table in model.tables() for shard in table.local_shards())
@@ -100,14 +93,13 @@ def worker(output: str, settings: list[Setting]) -> None:
                 dist.barrier()
                 times.append(step(model, optimizer, batch))
             dist.barrier()
-            each = processes.collect({"tables": held, "resident": resident() - before})
+            each = processes.collect(held)
             found.append(
                 {
                     "step": processes.collect(statistics.median(times)),
                     "sent": (loopback() - sent) / STEPS / setting.ranks,
-                    "tables": [rank["tables"] for rank in each],
-                    "resident": [rank["resident"] for rank in each],
-                    **costs,
+                    "tables": each,
+                    "16 MB": seconds,
                 }
             )
             del model, optimizer
@@ -116,31 +108,57 @@ def worker(output: str, settings: list[Setting]) -> None:
 
 
 def measure(ranks: int, settings: list[Setting]) -> list[dict]:
+    """What ``ranks`` processes find: together, or, where a setting has but one, each by itself at the same time."""
+    launcher = [sys.executable, "-m"]
+    if settings[0].ranks > 1:
+        launcher += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m", "--"]
+    chosen = json.dumps([vars(setting) for setting in settings])
     with tempfile.TemporaryDirectory() as folder:
-        output = f"{folder}/found.json"
-        chosen = json.dumps([vars(setting) for setting in settings])
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-        command = [*torchrun, "--", "benchmarks.scale", "worker", output, chosen]
-        subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, stderr=subprocess.DEVNULL)
-        return json.loads(Path(output).read_text())
+        outputs = [f"{folder}/{i}.json" for i in range(ranks if settings[0].ranks == 1 else 1)]
+        processes = [
+            subprocess.Popen(
+                [*launcher, "benchmarks.scale", "worker", output, chosen],
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                stderr=subprocess.DEVNULL,
+            )
+            for output in outputs
+        ]
+        if any([process.wait() for process in processes]):
+            raise RuntimeError(f"a process of {ranks} failed")
+        return json.loads(Path(outputs[0]).read_text())
 
 
 def report() -> None:
-    """Time is predicted from one process with a rank's share of the batch, and from what a collective costs."""
-    cores, rows = os.cpu_count() or 1, []
-    cases = [(batch, sharding) for batch in (1024, 4096) for sharding in ("table", "row")]
+    """Time = computing + traffic / bandwidth + a fixed part, that of TorchRec's many small messages.
+
+    Computing is that of processes that train a rank's share of the batch beside each other, each by itself, so that
+    cores and caches are as busy. The fixed part is what two ranks need more than one for a batch of 64 rows; where
+    more ranks share the cores, as many times more.
+    """
+    rows: list[tuple[Setting, dict, float | None]] = []
+    sizes, tiny, fixed = (1024, 4096), 64, 0.0
     shape = {"cardinalities": CARDINALITIES, "dim": 16, "deep": (256, 128), "cross": 4}
-    alone = [Setting(**shape, batch=batch, ranks=1) for batch in (256, 512, 1024, 2048, 4096)]
-    share = {setting.batch: found for setting, found in zip(alone, measure(1, alone), strict=True)}
-    rows += [(Setting(**shape, batch=batch, ranks=1), share[batch], None) for batch in (1024, 4096)]
-    for ranks in (2, 4):
-        settings = [Setting(**shape, batch=batch, ranks=ranks, sharding=sharding) for batch, sharding in cases]
+    for ranks in (1, 2, 4):
+        alone = [Setting(**shape, batch=batch // ranks, ranks=1) for batch in (tiny, *sizes)]
+        shares = measure(ranks, alone)
+        if ranks == 1:
+            rows += [(setting, found, None) for setting, found in zip(alone[1:], shares[1:], strict=True)]
+            continue
+        computing = {batch: found["step"][0] for batch, found in zip((tiny, *sizes), shares, strict=True)}
+        settings = [Setting(**shape, batch=tiny, ranks=ranks)] + [
+            Setting(**shape, batch=batch, ranks=ranks, sharding=sharding)
+            for batch in sizes
+            for sharding in ("table", "row")
+        ]
         for setting, found in zip(settings, measure(ranks, settings), strict=True):
+            if setting.batch == tiny:
+                fixed = fixed or max(found["step"]) - computing[tiny]
+                continue
             # 4 million float32 in a ring: each rank sends twice their size, less a part.
-            bandwidth = 2 * (ranks - 1) / ranks * (4 << 22) / found["bandwidth"]
-            computing = share[setting.batch // ranks]["step"][0] * max(1, ranks / cores)
-            waiting = collectives(setting) * found["latency"]
-            rows.append((setting, found, computing + traffic(setting) / bandwidth + waiting))
+            bandwidth = 2 * (ranks - 1) / ranks * (4 << 22) / found["16 MB"]
+            waiting = fixed * max(1, ranks / (os.cpu_count() or 1))
+            rows.append((setting, found, computing[setting.batch] + traffic(setting) / bandwidth + waiting))
+    print(f"fixed part: {1e3 * fixed:.1f} ms\n")
     print(
         "| ranks | batch | sharding | MB of tables per rank | predicted | MB sent per step and rank | predicted ",
         end="",

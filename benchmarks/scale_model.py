@@ -26,6 +26,7 @@ class Setting:
     ranks: int
     sharding: str = "table"
     optimizer: str = "sgd"
+    gloo: bool = True  # between CPUs; NCCL between GPUs
 
     @property
     def columns(self) -> int:
@@ -61,16 +62,18 @@ def traffic(setting: Setting) -> float:
     """Bytes that a rank sends in a step.
 
     Table- and column-wise: ids (8 bytes, and as much for lengths) to the rank that has the table, rows back, and
-    gradients the same way: 2 · 4 · columns for each of a rank's rows, less those that stay. Row-wise: every rank adds
-    up every row of the batch, so that the rows' part is as many times larger as there are ranks. The layers'
-    gradients are summed in a ring: twice their size, less a part. Batch normalisation: 3 and 2 numbers per column.
+    gradients the same way: 4 · columns for each of a rank's rows, less those that stay. Row-wise: lengths go to every
+    rank, and every rank adds up every row of the batch, so that rows and gradients are as many times more as there are
+    ranks; gloo sends the rows twice, for its reduce-scatter is an all-reduce. The layers' gradients are summed in a
+    ring: twice their size, less a part. Batch normalisation: 3 and 2 numbers per column.
     """
     W, rows = setting.ranks, setting.batch / setting.ranks
-    stay = (W - 1) / W
-    ids = rows * len(setting.cardinalities) * 16 * stay
-    pooled = rows * setting.columns * 4 * 2 * stay * (W if setting.sharding == "row" else 1)
-    norms = sum(setting.deep) * 4 * (3 * (W - 1) + 2 * 2 * stay)
-    return ids + pooled + 2 * stay * 4 * setting.layers + norms
+    others = (W - 1) / W
+    by_row = setting.sharding == "row"
+    ids = rows * len(setting.cardinalities) * 8 * (others + (W - 1 if by_row else others))
+    sums = rows * setting.columns * 4 * others * (W * (3 if setting.gloo else 2) if by_row else 2)
+    norms = sum(setting.deep) * 4 * (3 * (W - 1) + 2 * 2 * others)
+    return ids + sums + 2 * others * 4 * setting.layers + norms
 
 
 def collectives(setting: Setting) -> int:
@@ -120,7 +123,7 @@ def main() -> None:
         (128, "adam", "row"),
         (256, "adam", "column"),
     ):
-        setting = Setting(CRITEO_1TB, dim, (1024, 1024), 6, 65536, 8, sharding, optimizer)
+        setting = Setting(CRITEO_1TB, dim, (1024, 1024), 6, 65536, 8, sharding, optimizer, gloo=False)
         seconds = sum(predict(setting, A100).values())
         held = memory(setting)
         print(

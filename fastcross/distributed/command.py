@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastcross.commands import print_metrics, show
 from fastcross.data import Cache
-from fastcross.distributed.processes import local_device, restarted, start
+from fastcross.distributed.processes import local_device, restarts, start
 from fastcross.distributed.storage import ShardedRun
 from fastcross.plans import make_plan, run_plan
 from fastcross.runs import Run
@@ -55,7 +55,7 @@ def _open(args: Namespace) -> tuple[Path, bool]:
     cache, optimum = open_source(args, show)
     plan = make_plan(args, args.model, cache, optimum, seed=args.seed)
     path = Path(args.run or f"runs/{args.model}-{time.strftime('%Y%m%d-%H%M%S')}")
-    if restarted() and (path / "config.json").exists():
+    if restarts() and (path / "config.json").exists():
         if Run(path).config != plan:
             raise ValueError(f"{path} holds a run with another configuration; choose another --run")
         return path, True

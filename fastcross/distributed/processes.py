@@ -76,10 +76,12 @@ def start(device: torch.device) -> Iterator[Processes]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    store, rank, size = dist.HashStore(), 0, 1
     if under_torchrun():
-        dist.init_process_group(backend, timeout=TIMEOUT)
-    else:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+        store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
+        # torchrun's store outlives its workers: those that it starts anew must not find the addresses of the dead.
+        store = dist.PrefixStore(f"attempt-{restarts()}", store)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     processes = Processes(device)
     try:
         yield processes
@@ -109,9 +111,9 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ
 
 
-def restarted() -> bool:
-    """Whether torchrun has started these workers anew after one of them died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0)) > 0
+def restarts() -> int:
+    """How often torchrun has started these workers anew after one of them died."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def local_device(name: str) -> torch.device:
