@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastcross import ops
 from fastcross.kernels import closed_form
-
-_ops = torch.ops.fastcross
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
@@ -28,7 +27,7 @@ class CrossLayerFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str) -> Tensor:
-        return _ops.cross_layer_fwd(x0, x, w, b, backend)
+        return ops.call("cross_layer_fwd", x0, x, w, b, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -41,7 +40,7 @@ class CrossLayerFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *_closed_form_vjp(closed_form.cross_layer, (x0, x, w, b), dy), None
         needs = ctx.needs_input_grad[:4]
-        return *_present(_ops.cross_layer_bwd(_rows(dy), x0, x, w, needs, ctx.backend), needs), None
+        return *_present(ops.call("cross_layer_bwd", _rows(dy), x0, x, w, needs, ctx.backend), needs), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str) -> tuple:
@@ -57,7 +56,7 @@ class CrossNetworkFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(x0: Tensor, w: Tensor, b: Tensor | None, backend: str) -> tuple[Tensor, Tensor]:
-        return _ops.cross_network_fwd(x0, w, b, True, backend)
+        return ops.call("cross_network_fwd", x0, w, b, True, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -72,7 +71,7 @@ class CrossNetworkFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *_closed_form_vjp(closed_form.cross_network, (x0, w, b), dy), None
         needs = ctx.needs_input_grad[:3]
-        return *_present(_ops.cross_network_bwd(_rows(dy), x0, w, b, p, needs, ctx.backend), needs), None
+        return *_present(ops.call("cross_network_bwd", _rows(dy), x0, w, b, p, needs, ctx.backend), needs), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x0: Tensor, w: Tensor, b: Tensor | None, backend: str) -> tuple:
@@ -89,7 +88,7 @@ class CrossLogitsFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        return _ops.cross_logits_fwd(x0, w, b, v, True, backend)
+        return ops.call("cross_logits_fwd", x0, w, b, v, True, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
@@ -104,7 +103,7 @@ class CrossLogitsFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *_closed_form_vjp(closed_form.cross_logits, (x0, w, b, v), dz), None
         needs = ctx.needs_input_grad[:4]
-        return *_present(_ops.cross_logits_bwd(_rows(dz), x0, w, b, v, p, needs, ctx.backend), needs), None
+        return *_present(ops.call("cross_logits_bwd", _rows(dz), x0, w, b, v, p, needs, ctx.backend), needs), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, backend: str) -> tuple:

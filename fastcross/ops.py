@@ -43,6 +43,22 @@ def _launch(name: str):
     return run
 
 
+def call(name: str, *args):
+    """The operator ``name``, or, where nobody watches, its launcher: PyTorch takes longer to find it than it runs."""
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.profiler._is_profiler_enabled
+        or any(isinstance(t, Tensor) and type(t) not in _PLAIN for t in args)
+    ):
+        return getattr(torch.ops.fastcross, name)(*args)
+    return getattr(_launchers(args[-1]), name)(*args[:-1])
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
 def _needed(x: Tensor, needed: bool, like=torch.empty_like) -> Tensor:
     return like(x) if needed else x.new_empty(0)
 

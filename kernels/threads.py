@@ -1,19 +1,28 @@
-"""Chunks of work over a pool of plain Python threads, for kernels that release the interpreter lock.
+"""Work over threads: kernels that release the interpreter lock, and native tasks, which never take it.
 
-The pool serves any number of calling threads at once, and a forked process makes its own: the threads of the process it
-was forked from did not come along.
+A native task runs on the threads of PyTorch's own OpenMP runtime: those are awake after any of PyTorch's operators, and
+would compete for the cores with threads of ours. Where there is no such runtime, and in a forked process, whose OpenMP
+threads stayed behind in the process it was forked from, a pool of plain Python threads does the work, as it does for
+kernels called from Python. Both serve any number of calling threads at once.
 """
 
+import ctypes
 import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+
+_HOME = os.getpid()
 
 
-def run(chunks: list[tuple[int, int]], kernel: Callable[[int, int, int], None]) -> None:
+def run(chunks: list[tuple[int, int]], kernel: Callable[[int, int, int], object]) -> None:
     """The kernel on every chunk: the first on the calling thread, and any other that the pool has not begun by then."""
     if len(chunks) == 1:
-        return kernel(0, *chunks[0])
+        kernel(0, *chunks[0])
+        return
     pool = _pool(os.getpid(), len(chunks) - 1)
     futures = [pool.submit(kernel, i, *chunk) for i, chunk in enumerate(chunks) if i]
     kernel(0, *chunks[0])
@@ -22,6 +31,28 @@ def run(chunks: list[tuple[int, int]], kernel: Callable[[int, int, int], None]) 
             kernel(i, *chunks[i])
         else:
             future.result()
+
+
+def run_task(kernel: Callable[[Any], object], task: Any, threads: int) -> None:
+    """``kernel(task)`` on several threads at once; the task says which of them does what."""
+    if threads == 1:
+        kernel(task)
+    elif os.getpid() == _HOME and (parallel := _openmp()) is not None:
+        parallel(kernel, task, threads, 0)
+    else:
+        run([(i, i) for i in range(threads)], lambda i, start, stop: kernel(task))
+
+
+@functools.cache
+def _openmp() -> Any:
+    """GOMP_parallel(function, data, threads, flags), which GNU's and Intel's runtimes have; None elsewhere."""
+    try:
+        parallel = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except (AttributeError, OSError):
+        return None
+    parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+    parallel.restype = None
+    return parallel
 
 
 @functools.cache

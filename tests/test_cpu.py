@@ -29,7 +29,7 @@ def large_network():
     """Enough rows for several threads."""
     torch.manual_seed(0)
     net, x0 = CrossNetwork(257, 5), torch.randn(4001, 257)
-    assert len(cpu._chunks(4001, 257 * 5)) == 2
+    assert cpu._chunks(4001, 257 * 5) == (2, 2004)
     return net, x0
 
 
@@ -37,12 +37,12 @@ def test_rows_are_split_over_threads_without_changing_the_result(two_threads):
     net, x0 = large_network()
     split = net(x0)
     torch.set_num_threads(1)
-    assert cpu._chunks(4001, 257 * 5) == [(0, 4001)]
+    assert cpu._chunks(4001, 257 * 5) == (1, 4001)
     assert torch.equal(split, net(x0))
 
 
 def test_small_inputs_stay_on_the_calling_thread(two_threads):
-    assert cpu._chunks(64, 54 * 3) == [(0, 64)]
+    assert cpu._chunks(64, 54 * 3) == (1, 64)
 
 
 def test_eight_threads_at_once(two_threads):
@@ -118,7 +118,20 @@ def test_a_thousand_calls_do_not_grow_memory():
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 4096  # KiB; one call's tensors are 200 KiB
 
 
-def test_result_with_a_busy_pool(two_threads):
+@pytest.fixture
+def without_openmp(monkeypatch):
+    monkeypatch.setattr(threads, "_openmp", lambda: None)
+
+
+def test_openmp_is_found_and_the_pool_gives_the_same_bits(two_threads, monkeypatch):
+    net, x0 = large_network()
+    assert threads._openmp() is not None
+    expected = net(x0)
+    monkeypatch.setattr(threads, "_openmp", lambda: None)
+    assert torch.equal(net(x0), expected)
+
+
+def test_result_with_a_busy_pool(two_threads, without_openmp):
     """Chunks that no thread of the pool has begun are run by the caller."""
     net, x0 = large_network()
     expected = net(x0)
