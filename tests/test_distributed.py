@@ -23,8 +23,14 @@ from fastcross.data.generate import write_click_log
 from fastcross.evaluation import evaluate
 from fastcross.plans import load_model, make_plan, run_plan
 from fastcross.runs import Run
+from fastcross.training import Interrupted
 
 pytest.importorskip("torchrec")
+from fastcross.distributed import model as distributed_model
+from fastcross.distributed.convert import convert, newest, read_whole
+from fastcross.distributed.processes import start as join
+from fastcross.distributed.storage import ShardedRun
+
 # What TorchRec and torch.distributed.checkpoint say of each other's and of PyTorch's older interfaces.
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{kind}") for kind in ("FutureWarning", "DeprecationWarning", "UserWarning")
@@ -37,21 +43,20 @@ OPTIONS = {
     "deep-layers": "16,8",
     "batch-size": 129,
     "epochs": 1,
-    "evaluate-every": 10,
+    "evaluate-every": 13,
     "patience": 0,
     "lr": 0.003,
     "threads": 1,
 }
 CASES = {
-    "sgd-table": {"optimizer": "sgd", "lr": 0.05, "sharding": "table"},
     "sgd-row": {"optimizer": "sgd", "lr": 0.05, "sharding": "row"},
     "sgd-column": {"optimizer": "sgd", "lr": 0.05, "sharding": "column"},
-    "sgd-own": {"optimizer": "sgd", "lr": 0.05, "embedding": "fastcross"},
+    "sgd-own": {"optimizer": "sgd", "lr": 0.05, "embedding": "fastcross", "sharding": "table"},
     "adam-row": {"sharding": "row"},
     "adam-clipped": {"sharding": "table", "clip-norm": 0.02},
     "adam-stopped": {"lr": 0.02, "epochs": 9, "patience": 1, "l2": 1e-4, "evaluate-every": 6},
 }
-DROPOUT = {"dropout": 0.3, "schedule": "plateau", "epochs": 3}
+DROPOUT = {"dropout": 0.3, "schedule": "plateau", "epochs": 3, "evaluate-every": 10}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -181,11 +186,16 @@ def test_a_killed_worker_is_restarted_and_ends_like_the_undisturbed_run(cache, t
     assert not list(run.glob(".*"))
 
 
+def interrupt(line):
+    """Called at an evaluation."""
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_interrupted_on_two_resumed_on_one_and_finished_on_two(cache, tmp_path):
     """Another number of ranks each time, and the curve stays that of one process."""
     run, one = tmp_path / "run", tmp_path / "one"
     process = start([*arguments(cache, run, processes=2, epochs=3), "--distributed"])
-    while "step 10:" not in (line := process.stderr.readline()):
+    while "step 13:" not in (line := process.stderr.readline()):
         assert process.poll() is None, line
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -193,13 +203,9 @@ def test_interrupted_on_two_resumed_on_one_and_finished_on_two(cache, tmp_path):
     assert f"continue with: fastcross train --resume {run} --processes 2" in errors
     assert "Traceback" not in errors
     first = newest_step(run)
-    assert 10 <= first < 78
-    process = start(["train", "--resume", str(run)])
-    while f"step {(first // 10 + 2) * 10}:" not in (line := process.stderr.readline()):
-        assert process.poll() is None, line
-    process.send_signal(signal.SIGTERM)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130, errors
+    assert 13 <= first < 52
+    with join(torch.device("cpu")) as processes, pytest.raises(Interrupted):
+        run_plan(cache, ShardedRun(run, processes), interrupt, resume=True, ranks=processes)
     assert first < newest_step(run) < 78
     process = start(["train", "--resume", str(run), "--processes", "2"])
     _, errors = process.communicate(timeout=120)
@@ -230,8 +236,6 @@ def test_a_corrupt_part_on_one_rank_stops_all_with_one_message(cache, tmp_path):
 
 @pytest.mark.parametrize("name", ["adam-clipped", "sgd-row"])
 def test_conversion_there_and_back_is_bit_for_bit(name, trained, tmp_path, capsys):
-    from fastcross.distributed.convert import newest, read_whole
-
     single, sharded, again = tmp_path / "single", tmp_path / "sharded", tmp_path / "again"
     assert main(["convert", str(trained / name), str(single), "--to", "single"]) == 0
     assert main(["convert", str(single), str(sharded), "--to", "sharded"]) == 0
@@ -265,18 +269,11 @@ def assert_equal(a, b):
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_converted_run_goes_on_where_the_sharded_one_stopped(optimizer, cache, tmp_path):
     """One process each, TorchRec's first: half of an epoch, converted, then to the end on fastcross's own tables."""
-    from fastcross.distributed.convert import convert
-    from fastcross.distributed.processes import start as join
-    from fastcross.distributed.storage import ShardedRun
-
     sharded = Run.create(tmp_path / "sharded", plan(cache, distributed=True, optimizer=optimizer))
     whole = Run.create(tmp_path / "whole", plan(cache, distributed=False, optimizer=optimizer))
 
-    def stop(line):
-        os.kill(os.getpid(), signal.SIGINT)
-
-    with join(torch.device("cpu")) as processes, pytest.raises(Exception, match="interrupted at step 10"):
-        run_plan(cache, ShardedRun(sharded.path, processes), stop, ranks=processes)
+    with join(torch.device("cpu")) as processes, pytest.raises(Interrupted, match="step 13 of 26"):
+        run_plan(cache, ShardedRun(sharded.path, processes), interrupt, ranks=processes)
     assert convert(sharded, "single", tmp_path / "single") == ["best", "last"]
     run_plan(cache, Run(tmp_path / "single"), None, resume=True)
     run_plan(cache, whole, None)
@@ -296,8 +293,6 @@ def test_fbgemm_in_one_ordinary_process(cache, tmp_path, capsys):
 
 
 def test_tables_are_drawn_in_pieces_as_if_at_once(monkeypatch):
-    from fastcross.distributed import model
-
     class Whole:
         def __init__(self, tensor):
             self.tensor, self.metadata = tensor, type("", (), {"shard_offsets": [0, 0]})
@@ -308,13 +303,13 @@ def test_tables_are_drawn_in_pieces_as_if_at_once(monkeypatch):
         def size(self, dim):
             return self.tensor.shape[dim]
 
-    monkeypatch.setattr(model, "CHUNK", 16)
+    monkeypatch.setattr(distributed_model, "CHUNK", 16)
     for rows, dim in ((1, 3), (5, 4), (16, 3), (49, 1), (64, 7), (1000, 5)):
         torch.manual_seed(5)
         expected, after = torch.empty(rows, dim).normal_(std=dim**-0.5), torch.rand(2)
         torch.manual_seed(5)
         found = Whole(torch.full((rows, dim + 2), 9.0))
-        model._draw(found, dim)
+        distributed_model._draw(found, dim)
         assert torch.equal(found.tensor[:, :dim], expected)
         assert not found.tensor[:, dim:].any()
         assert torch.equal(torch.rand(2), after)
@@ -332,3 +327,10 @@ def test_what_cannot_be_sharded_is_said(changes, message, cache, tmp_path, capsy
     pairs = [str(text) for name, value in (model | changes).items() for text in (f"--{name}", value)]
     assert main(["train", "--distributed", "--data", str(cache.path), "--run", str(tmp_path / "run"), *pairs]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_data_without_tables_is_said(tmp_path, capsys):
+    (tmp_path / "table.csv").write_text("label,a,b\n" + "".join(f"{i % 2},{i * 0.5},{i * 0.25}\n" for i in range(200)))
+    options = ["--data", str(tmp_path / "table.csv"), "--label", "label", "--cache", str(tmp_path / "cache")]
+    assert main(["train", "--distributed", *options, "--run", str(tmp_path / "run")]) == 2
+    assert "there is no table to shard" in capsys.readouterr().err

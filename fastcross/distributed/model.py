@@ -34,7 +34,7 @@ class ShardedDCN(DistributedModelParallel):
         assert isinstance(model.embedding, EmbeddingTables)
         plan = plan_sharding(model, model.embedding, sharding, rows)
         for name in LAYERS:
-            getattr(model, name).to_empty(device=processes.device)
+            getattr(model, name).to_empty(device="cpu")  # DDP moves them, once they are drawn as on one machine
         super().__init__(
             model,
             device=processes.device,
@@ -97,6 +97,8 @@ def shard(
     assert isinstance(processes, Processes)
     if not isinstance(model, DCN) or not isinstance(model.embedding, EmbeddingStack):
         raise ValueError(f"only the models dcn and dnn can be sharded; got {type(model).__name__}")
+    if not model.embedding.dims:
+        raise ValueError("there is no table to shard, for the data has no categorical columns; train in one process")
     if optimizer not in ("adam", "sgd"):
         raise ValueError(f'optimizer must be "adam" or "sgd"; got {optimizer!r}')
     fused = embedding != "fastcross" and has_fused(optimizer, processes.device)
@@ -114,15 +116,12 @@ def shard(
     if processes.rank:
         torch.manual_seed(hash((seed, processes.rank)))
     layers = [p for name, p in sharded.named_parameters() if not name.startswith("embedding.")]
-    parts: list[torch.optim.Optimizer] = [kind(layers, lr=lr, fused=True)]
-    if tables.dims:
-        rows_optimizer = (
-            FusedRows(sharded.fused_optimizer, tables.dims, lr, optimizer)
-            if fused
-            else ShardedRows(shards, sharded.tables(), tables.dims, lr, optimizer)
-        )
-        parts.append(rows_optimizer)
-    return sharded, ShardedOptimizer(parts, processes)
+    rows_optimizer = (
+        FusedRows(sharded.fused_optimizer, tables.dims, lr, optimizer)
+        if fused
+        else ShardedRows(shards, sharded.tables(), tables.dims, lr, optimizer)
+    )
+    return sharded, ShardedOptimizer([kind(layers, lr=lr, fused=True), rows_optimizer], processes)
 
 
 def has_fused(optimizer: str, device: torch.device) -> bool:
