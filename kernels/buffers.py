@@ -41,7 +41,8 @@ def empty_output(x: Tensor) -> Tensor:
     strides = (stride * x.element_size(), x.element_size())
     array = np.ndarray((rows, d), _NUMPY[x.dtype], memory, _offset(memory), strides)
     weakref.finalize(array, _keep, size, memory).atexit = False
-    if torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory:
+    fills = getattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    if fills and torch.are_deterministic_algorithms_enabled():
         array.fill(np.nan)  # as torch.empty does
     return torch.from_numpy(array)
 

@@ -17,6 +17,7 @@ operators do the work: x0 is read twice and written once, whatever the depth; th
 import contextlib
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastcross.kernels.rows import accumulation_dtype
@@ -35,12 +36,14 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     """y = α_L x0 + β_L."""
     dtype = accumulation_dtype(x0, weight, bias)
     with _without_autocast(x0):
-        if len(weight) == 1 and x0.dtype == weight.dtype == dtype:  # without a recurrence, as few operators as can be
-            alpha = x0 @ weight.T + 1
-            return alpha * x0 if bias is None else torch.addcmul(bias.to(dtype), alpha, x0)
         alpha, beta = _alpha_beta(x0.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
         y = alpha.unsqueeze(-1) * x0
         return (y if beta is None else y + beta).to(x0.dtype)
+
+
+def single_layer(x0: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """The network of one layer, y = (1 + p) x0 + b, in three operators: for operands of one dtype, without autocast."""
+    return torch.addcmul(bias, x0, F.linear(x0, weight) + 1)
 
 
 def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor) -> Tensor:

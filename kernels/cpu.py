@@ -17,7 +17,7 @@ from fastcross.kernels.tasks import compiled, pack
 from fastcross.kernels.threads import run_task
 
 # Multiply-adds that are worth a thread of their own.
-WORK_PER_THREAD = 1 << 18
+WORK_PER_THREAD = 1 << 16
 # Rows from which on packing the vectors costs less than it saves.
 PACK_ROWS = 16
 

@@ -201,3 +201,23 @@ def test_long_sums_over_rows_keep_their_precision():
     """100,000 rows: the gradients of the parameters are as good as those of the eager loop."""
     tensors = operands("cross_network", 100_000, 8, 2, 0, True, torch.float32)
     assert_as_good_as_eager("cross_network", tensors, "numba", torch.rand(100_000, 8))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", ["one row", "odd", "wide", "no rows"])
+def test_a_single_layer_of_few_elements(shape, dtype):
+    """Where ``auto`` leaves the kernels for three of PyTorch's operators."""
+    tensors = operands("cross_network", *SHAPES[shape], 1, 1, True, dtype)
+    assert_as_good_as_eager("cross_network", tensors, "auto", random_gradient("cross_network", tensors))
+
+
+def test_a_single_layer_of_few_elements_is_checked_too():
+    x0, w = torch.randn(3, 4), torch.randn(1, 4)
+    with pytest.raises(ValueError, match=r"bias \(2, 4\) and 1 rows of weight"):
+        fastcross.cross_network(x0, w, torch.randn(2, 4))
+    with pytest.raises(ValueError, match=r"weight \(1, 5\) and x0 \(3, 4\)"):
+        fastcross.cross_network(x0, torch.randn(1, 5), torch.randn(1, 5))
+    with pytest.raises(TypeError, match="floating point"):
+        fastcross.cross_network(x0.long(), w.long(), w.long())
+    grad = torch.func.vmap(fastcross.cross_network, (0, None, None))(torch.randn(2, 3, 4), w, w)
+    assert grad.shape == (2, 3, 4)
