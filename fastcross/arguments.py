@@ -47,7 +47,7 @@ EXAMPLES = {
   fastcross train --data covtype.csv.gz --format covertype --split 0.9 --cross-layers 8 --deep-layers 292x6 \\
                   --schedule cosine --epochs 30
   fastcross train --resume runs/first                    continue after a crash or Ctrl-C, bit for bit
-  fastcross train --distributed --processes 2 --data day_0.cache""",
+  fastcross train --processes 2 --data day_0.cache       with the tables divided between two processes""",
     "evaluate": """examples:
   fastcross evaluate runs/first                    the test part of the data it was trained on
   fastcross evaluate runs/first --part validation
@@ -226,7 +226,9 @@ def _add_distributed(parser: argparse.ArgumentParser) -> None:
         help="whose tables: fastcross's, or fbgemm's through TorchRec (default: auto, the faster one)",
     )
     group.add_argument("--distributed", action="store_true", help="shard the embedding tables over several processes")
-    group.add_argument("--processes", type=int, metavar="N", help="on this machine, if torchrun has not started them")
+    group.add_argument(
+        "--processes", type=int, metavar="N", help="on this machine, for --distributed; torchrun starts its own"
+    )
     group.add_argument("--max-restarts", type=int, default=0, metavar="N", help="after a process has died (default: 0)")
     group.add_argument(
         "--sharding",

@@ -194,7 +194,7 @@ def interrupt(line):
 def test_interrupted_on_two_resumed_on_one_and_finished_on_two(cache, tmp_path):
     """Another number of ranks each time, and the curve stays that of one process."""
     run, one = tmp_path / "run", tmp_path / "one"
-    process = start([*arguments(cache, run, processes=2, epochs=3), "--distributed"])
+    process = start(arguments(cache, run, processes=2, epochs=3))  # several processes imply --distributed
     while "step 13:" not in (line := process.stderr.readline()):
         assert process.poll() is None, line
     process.send_signal(signal.SIGINT)
@@ -211,6 +211,7 @@ def test_interrupted_on_two_resumed_on_one_and_finished_on_two(cache, tmp_path):
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert main(arguments(cache, one, epochs=3)) == 0
+    assert main(["train", "--resume", str(one), "--processes", "2"]) == 2
     assert_same_curve(curve(run, "validation_ece"), curve(one, "validation_ece"))
 
 

@@ -10,8 +10,13 @@ from fastcross.runs import Run
 
 def is_sharded(args: Namespace) -> bool:
     """Whether a training goes through TorchRec: asked for, or the run that it resumes did, or for fbgemm's tables."""
+    several = (args.processes or 1) > 1 or "TORCHELASTIC_RUN_ID" in os.environ  # which torchrun sets
     if args.resume:
-        return bool(Run(args.resume).config.get("sharding"))
+        sharded = bool(Run(args.resume).config.get("sharding"))
+        if several and not sharded:
+            raise ValueError(f"{args.resume} is a run of one process; see fastcross convert --help")
+        return sharded
+    args.distributed = args.distributed or several
     if args.embedding == "fbgemm" and not args.distributed:  # one process, which holds every table whole
         args.distributed, args.sharding = True, "table"
     return args.distributed

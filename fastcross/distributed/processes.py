@@ -76,7 +76,8 @@ def start(device: torch.device) -> Iterator[Processes]:
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    store, rank, size = dist.HashStore(), 0, 1
+    store: dist.Store = dist.HashStore()
+    rank, size = 0, 1
     if under_torchrun():
         store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
         # torchrun's store outlives its workers: those that it starts anew must not find the addresses of the dead.
