@@ -165,7 +165,7 @@ def print_environment() -> None:
     print(f"CPU: {torch.get_num_threads()} threads; backend numba: {version('numba')}")
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     print(f"GPU: {', '.join(gpus) or 'none'}; backend triton: {version('triton')}")
-    for name in ("pyarrow", "safetensors", "tqdm", "matplotlib", "onnx"):
+    for name in ("pyarrow", "safetensors", "tqdm", "matplotlib", "onnx", "torchrec"):
         print(f"{name}: {version(name)}")
 
 

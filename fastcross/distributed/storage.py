@@ -54,7 +54,8 @@ class ShardedRun(Run):
         self.processes.any(False)  # the checkpoint is there, before any rank goes on
 
     def load(self, name: str, like: dict[str, Any]) -> dict[str, Any]:
-        folder = newest(self.path, name)
+        # Rank 0's choice: on a shared file system the others may not yet see the newest.
+        folder = self.processes.share(newest(self.path, name) if self.processes.rank == 0 else None)
         shards: dict[str, Any] = {}
         take_shards(like, shards)
         if shards:
