@@ -64,7 +64,7 @@ def traffic(setting: Setting) -> float:
     Table- and column-wise: ids (8 bytes, and as much for lengths) to the rank that has the table, rows back, and
     gradients the same way: 4 · columns for each of a rank's rows, less those that stay. Row-wise: lengths go to every
     rank, and every rank adds up every row of the batch, so that rows and gradients are as many times more as there are
-    ranks; gloo sends the rows twice (inferred from the bytes it was seen to send). The layers' gradients are summed in a
+    ranks; gloo sends the rows twice (inferred from the bytes that it sent). The layers' gradients are summed in a
     ring: twice their size, less a part. Batch normalisation: 3 and 2 numbers per column.
     """
     W, rows = setting.ranks, setting.batch / setting.ranks
