@@ -11,7 +11,7 @@ def cases(full: bool) -> list[tuple[Any, tuple[str, ...]]]:
     )
     passes = (True, False) if full else (True,)
     problems = [Problem("cross_network", rows, d, 3, backward=b) for d in widths for b in passes]
-    return [(problem, everyone(*PEER_CLASSES)) for problem in problems]
+    return [(problem, everyone(*PEER_CLASSES, compiled=full)) for problem in problems]
 
 
 def bench_cross_network_width(workload, contestants, contestant, compete):

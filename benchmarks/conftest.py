@@ -113,7 +113,8 @@ def compete(
     def play(workload: Any, contestants: tuple[str, ...], contestant: str) -> None:
         title = workload.describe()["title"]
         if title not in futures:
-            budget = request.config.getoption("budget") or getattr(request.module, "BUDGET", 1.0)
+            usual = getattr(workload, "budget", None) or getattr(request.module, "BUDGET", 1.0)
+            budget = request.config.getoption("budget") or usual
             futures[title] = process.submit(harness.measure, workload, contestants, tables.BASES, budget)
         case = futures[title].result()  # a refused workload refuses every contestant of it
         if case not in group["cases"]:

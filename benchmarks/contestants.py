@@ -33,10 +33,14 @@ VERIFIED_ELEMENTS = 1 << 21
 Leaves = Mapping[str, list[Tensor]]  # operands by their name in the paper; a peer's weights may be one tensor per layer
 
 
-def everyone(*peers: str) -> tuple[str, ...]:
-    """The contestants of an operator, these peers among them; replayed CUDA graphs where there is a GPU."""
+def everyone(*peers: str, compiled: bool = True) -> tuple[str, ...]:
+    """The contestants of an operator, these peers among them; replayed CUDA graphs where there is a GPU.
+
+    ``compiled``: torch.compile, too, which takes ten seconds and more to begin.
+    """
     graphs = (OURS + GRAPH, EAGER + GRAPH) if clock.device().type == "cuda" else ()
-    return (*LOOPS, *graphs, *peers, COPY)
+    loops = LOOPS if compiled else tuple(name for name in LOOPS if name != COMPILED)
+    return (*loops, *graphs, *peers, COPY)
 
 
 def import_peer(path: str) -> Any:
@@ -72,6 +76,7 @@ class Problem:
     backward: bool = True
     latency: bool = False
     outputs: int = 1
+    budget: float | None = None  # seconds of timing; None for the group's own
 
     def __str__(self) -> str:
         kind = "forward + backward" if self.backward else "forward"

@@ -22,6 +22,9 @@ PERCENTILES = (20, 50, 80)
 MIN_ROUNDS, MAX_ROUNDS = 5, 1000
 # A latency's 99th percentile needs a hundred calls and more.
 LATENCY_ROUNDS = 100
+# A sample of a call shorter than this (seconds) is the median of a few: a core that the system takes away for some
+# milliseconds is a percent of a long call and many times a short one.
+SHORT, FEW = 0.03, 5
 # Calls shorter than this (seconds) are preceded by one that is not timed: a sample then meets the contestant's own
 # caches and threads, not those that its neighbour left, as in a loop.
 SETTLE = 0.1
@@ -109,7 +112,8 @@ def interleave(entries: Sequence[Verified], budget: float, latency: bool = False
     for entry in entries:
         once[entry.name] = max(timer(entry.contestant.step), 1e-7)  # verifying it was the first call
         calls[entry.name] = 1 if latency else max(1, math.ceil(timer.shortest / once[entry.name]))
-    per_round = sum(once[name] * (calls[name] + (once[name] < SETTLE)) for name in once)
+    repeats = {name: 1 if latency or seconds >= SHORT else FEW for name, seconds in once.items()}
+    per_round = sum(once[name] * (calls[name] * repeats[name] + (once[name] < SETTLE)) for name in once)
     rounds = min(max(int(budget / per_round), LATENCY_ROUNDS if latency else MIN_ROUNDS), MAX_ROUNDS)
     times: dict[str, list[float]] = {entry.name: [] for entry in entries}
     gc.collect()
@@ -120,7 +124,8 @@ def interleave(entries: Sequence[Verified], budget: float, latency: bool = False
             for entry in (*entries[first:], *entries[:first]):
                 if once[entry.name] < SETTLE:
                     entry.contestant.step()
-                times[entry.name].append(timer(entry.contestant.step, calls[entry.name]))
+                samples = [timer(entry.contestant.step, calls[entry.name]) for _ in range(repeats[entry.name])]
+                times[entry.name].append(float(np.median(samples)))
     finally:
         gc.enable()
     return times

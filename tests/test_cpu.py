@@ -14,7 +14,7 @@ import torch
 
 import fastcross
 from fastcross import CrossNetwork, reference
-from fastcross.kernels import cpu, threads
+from fastcross.kernels import cpu, cpu_network, tasks, threads
 
 
 @pytest.fixture
@@ -171,3 +171,12 @@ def test_compiled_code_is_kept(tmp_path):
     )
     subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)})
     assert list(tmp_path.rglob("*.nbi"))
+
+
+def test_compiled_code_is_not_taken_for_other_sources(monkeypatch):
+    """A changed helper of a kernel is another kernel, though the kernel's own file is as old as it was."""
+    monkeypatch.setattr(tasks, "_digest", lambda: "other")
+    mine = tasks._named_after_sources(cpu_network.cross_network_fwd)
+    monkeypatch.undo()
+    assert mine.__qualname__ != tasks._named_after_sources(cpu_network.cross_network_fwd).__qualname__
+    assert mine.__code__ is cpu_network.cross_network_fwd.__code__
