@@ -58,10 +58,11 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, bac
     Returns:
         (..., d) in the dtype of ``x0``.
     """
-    if backend == "auto" and _is_little_work(x0, weight, bias):
+    if not _agree(x0, weight, bias):
+        _check("weight", weight, x0, dim=2)
+        _check("bias", bias, x0, dim=2, rows=weight.shape[0], rows_of="weight")
+    elif backend == "auto" and _is_little_work(x0, weight.shape[0]):
         return closed_form.single_layer(x0, weight, bias)
-    _check("weight", weight, x0, dim=2)
-    _check("bias", bias, x0, dim=2, rows=weight.shape[0], rows_of="weight")
     backend = _resolve(backend, x0)
     if backend in _PLAIN:
         return _PLAIN[backend].cross_network(x0, weight, bias)
@@ -136,16 +137,28 @@ def _describe(value: object) -> str:
     return f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
 
 
-def _is_little_work(x0: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether this is a valid single layer of so few elements that PyTorch's own operators are done sooner."""
+def _agree(x0: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether a network's operands are as usual: asked in a hurry, before the checks that say what is wrong."""
     return (
         isinstance(x0, Tensor)
         and isinstance(weight, Tensor)
         and isinstance(bias, Tensor)
-        and weight.shape == bias.shape == (1, x0.shape[-1] if x0.dim() else 0)
+        and weight.dim() == 2
+        and weight.shape == bias.shape
+        and x0.shape[-1:] == weight.shape[1:]
         and x0.dtype == weight.dtype == bias.dtype
+        and x0.device == weight.device == bias.device
+        and x0.is_floating_point()
+        and weight.numel() > 0
+    )
+
+
+def _is_little_work(x0: Tensor, layers: int) -> bool:
+    """Whether this is a single layer of so few elements that PyTorch's own operators are done sooner."""
+    return (
+        layers == 1
         and x0.dtype in _CPU_DTYPES
-        and x0.device == weight.device == bias.device == _CPU
+        and x0.device.type == "cpu"
         and not torch.compiler.is_compiling()  # where a batch of another size would be compiled anew
         and not torch.is_autocast_enabled("cpu")
         and 0 < x0.numel() <= FEW_ELEMENTS
@@ -175,7 +188,7 @@ def _resolve(backend: str, x0: Tensor) -> str:
     return backend
 
 
-_CPU, _CPU_DTYPES = torch.device("cpu"), (torch.float32, torch.float64)
+_CPU_DTYPES = (torch.float32, torch.float64)
 
 
 _INSTALLED = {package: importlib.util.find_spec(package) is not None for package in ("triton", "numba")}

@@ -11,6 +11,7 @@ There is no lock: a queue's own operations are atomic, and a forked process inhe
 import mmap
 import weakref
 from collections import defaultdict, deque
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,26 +24,38 @@ SMALLEST = 2 * HUGE_PAGE  # bytes: what is smaller, the C library keeps by itsel
 KEEP = 1 << 30  # bytes that may wait
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
-_waiting: defaultdict[int, deque[mmap.mmap]] = defaultdict(deque)
+_waiting: defaultdict[int, deque["_Memory"]] = defaultdict(deque)
+_lent: dict[int, "_Lease"] = {}
+
+
+class _Memory(NamedTuple):
+    size: int
+    pages: mmap.mmap
+    offset: int  # to the first whole huge page
+
+
+class _Lease(weakref.ref):
+    """Memory and the array that has it; ``weakref.finalize`` would do, but takes longer."""
+
+    memory: _Memory
 
 
 def empty_output(x: Tensor) -> Tensor:
     """An uninitialised tensor like the rows ``x``, with the same padding between rows."""
     if x.nbytes < SMALLEST or x.dtype not in _NUMPY or not hasattr(mmap, "MAP_PRIVATE"):
         return empty_rows(x)
-    rows, d = x.shape
+    (rows, d), itemsize = x.shape, x.element_size()
     stride = x.stride(0) if d < x.stride(0) <= d + MAX_PADDING else d
-    needed = rows * stride * x.element_size()
-    size = -(-needed // HUGE_PAGE) * HUGE_PAGE
+    size = -(-rows * stride * itemsize // HUGE_PAGE) * HUGE_PAGE
     try:
         memory = _waiting[size].pop()
     except IndexError:
         memory = _fresh(size)
-    strides = (stride * x.element_size(), x.element_size())
-    array = np.ndarray((rows, d), _NUMPY[x.dtype], memory, _offset(memory), strides)
-    weakref.finalize(array, _keep, size, memory).atexit = False
-    fills = getattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
-    if fills and torch.are_deterministic_algorithms_enabled():
+    array = np.ndarray((rows, d), _NUMPY[x.dtype], memory.pages, memory.offset, (stride * itemsize, itemsize))
+    lease = _Lease(array, _keep)
+    lease.memory = memory
+    _lent[id(lease)] = lease
+    if torch.are_deterministic_algorithms_enabled() and _fills_uninitialised():
         array.fill(np.nan)  # as torch.empty does
     return torch.from_numpy(array)
 
@@ -52,18 +65,19 @@ def release() -> None:
     _waiting.clear()
 
 
-def _keep(size: int, memory: mmap.mmap) -> None:
+def _keep(lease: _Lease) -> None:
+    del _lent[id(lease)]
+    size = lease.memory.size
     if sum(each * len(queue) for each, queue in list(_waiting.items())) + size <= KEEP:
-        _waiting[size].append(memory)
+        _waiting[size].append(lease.memory)
 
 
-def _fresh(size: int) -> mmap.mmap:
-    memory = mmap.mmap(-1, size + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def _fresh(size: int) -> _Memory:
+    pages = mmap.mmap(-1, size + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memory
+        pages.madvise(mmap.MADV_HUGEPAGE)
+    return _Memory(size, pages, -np.frombuffer(pages, np.uint8).ctypes.data % HUGE_PAGE)
 
 
-def _offset(memory: mmap.mmap) -> int:
-    """To the first whole huge page."""
-    return -np.frombuffer(memory, np.uint8).ctypes.data % HUGE_PAGE
+def _fills_uninitialised() -> bool:
+    return getattr(torch.utils.deterministic, "fill_uninitialized_memory", False)

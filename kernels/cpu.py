@@ -16,8 +16,9 @@ from fastcross.kernels.simd import lane_count
 from fastcross.kernels.tasks import compiled, pack
 from fastcross.kernels.threads import run_task
 
-# Multiply-adds that are worth a thread of their own.
-WORK_PER_THREAD = 1 << 16
+# Multiply-adds that are worth a thread of their own, and a chunk of their own.
+WORK_PER_THREAD, WORK_PER_CHUNK = 1 << 16, 1 << 20
+CHUNKS_PER_THREAD = 4
 # Rows from which on packing the vectors costs less than it saves.
 PACK_ROWS = 16
 
@@ -26,11 +27,11 @@ def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tenso
     dtype = accumulation_dtype(x0, x, w, b)
     rows, x, w, b = _cast(x0, dtype), _cast(x, dtype), _parameter(w, dtype), _parameter(b, dtype)
     (M, d), y = rows.shape, empty_output(rows)
-    (chunks, chunk_rows), own = _chunks(M, 2 * d), _whole_lines(4 + 12 * _padded(d, dtype), dtype)
+    (threads, chunks, chunk_rows), own = _chunks(M, 2 * d), _whole_lines(4 + 12 * _padded(d, dtype), dtype)
     scratch = torch.empty(own * chunks, dtype=dtype)
     operands = (_ptr(rows), _ptr(x), _ptr(w), _ptr(b), _ptr(y), _ptr(scratch))
     sizes = (chunks, chunk_rows, own, M, d, rows.stride(0), x.stride(0), y.stride(0), b is not None)
-    run_task(compiled(cpu_layer.cross_layer_fwd, dtype), pack(operands, (), sizes), chunks)
+    run_task(compiled(cpu_layer.cross_layer_fwd, dtype), pack(operands, (), sizes), threads)
     return _cast(y, x0.dtype)
 
 
@@ -43,13 +44,13 @@ def cross_layer_bwd(
     dx0 = empty_output(rows) if needs[0] else rows.new_empty(0)
     dx = empty_output(x_rows) if needs[1] else rows.new_empty(0)
     dw, db = (vector.new_empty(d if needed else 0) for needed in needs[2:])
-    (chunks, chunk_rows), padded = _chunks(M, 4 * d), _padded(d, dtype)
+    (threads, chunks, chunk_rows), padded = _chunks(M, 4 * d), _padded(d, dtype)
     own = _whole_lines(8 + 22 * padded, dtype)
     scratch, totals = torch.empty(own * chunks, dtype=dtype), torch.empty(2 * padded * chunks, dtype=torch.float64)
     operands = (_ptr(g), _ptr(rows), _ptr(x_rows), _ptr(vector), _ptr(dx0), _ptr(dx), _ptr(scratch))
     strides = (g.stride(0), rows.stride(0), x_rows.stride(0), dx0.stride(0), dx.stride(0))
     sizes = (chunks, chunk_rows, own, 2 * padded, M, d, *strides, *needs)
-    run_task(compiled(cpu_layer.cross_layer_bwd, dtype), pack(operands, (_ptr(totals),), sizes), chunks)
+    run_task(compiled(cpu_layer.cross_layer_bwd, dtype), pack(operands, (_ptr(totals),), sizes), threads)
     if needs[2] or needs[3]:
         finish = compiled(cpu_layer.cross_layer_finish, dtype)
         finish(pack((_ptr(dw), _ptr(db)), (_ptr(totals),), (chunks, d, *needs[2:])))
@@ -88,12 +89,12 @@ def _network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor | None, keep
     (M, d), L, K = rows.shape, len(w), len(vectors)
     out = empty_output(rows) if v is None else rows.new_empty((M, K - L))
     p = rows.new_empty((K, M) if keep_p else 0)
-    chunks, chunk_rows = _chunks(M, (K + 1) * d)
+    threads, chunks, chunk_rows = _chunks(M, (K + 1) * d)
     own = _whole_lines(4 * (K + 1) + 8 * _padded(d, dtype), dtype)
     prepared = _prepare(rows, vectors, b, L, own=own * chunks, totals=0)
     operands = (_ptr(rows), prepared.vectors, prepared.beta, _ptr(out), _ptr(p), prepared.scratch)
     sizes = (chunks, chunk_rows, own, M, d, L, K - L, *prepared.steps, rows.stride(0), out.stride(0), keep_p)
-    run_task(compiled(cpu_network.cross_network_fwd, dtype), pack(operands, (prepared.c,), sizes), chunks)
+    run_task(compiled(cpu_network.cross_network_fwd, dtype), pack(operands, (prepared.c,), sizes), threads)
     return _cast(out, x0.dtype), p
 
 
@@ -108,14 +109,14 @@ def _network_bwd(
     dx0 = empty_output(rows) if need_dx0 else rows.new_empty(0)
     dvectors = rows.new_empty((K, d) if need_dvectors else 0)
     db = rows.new_empty((L, d) if need_db else 0)
-    padded, (chunks, chunk_rows) = _padded(d, dtype), _chunks(M, (2 * K + 3) * d)
+    padded, (threads, chunks, chunk_rows) = _padded(d, dtype), _chunks(M, (2 * K + 3) * d)
     own, own_totals = _whole_lines(4 * (K + 1) + (K + 13) * padded, dtype), (K + 1) * padded + K
     prepared = _prepare(rows, vectors, b, L, own=own * chunks, totals=own_totals * chunks)
     operands = (_ptr(g), _ptr(rows), prepared.vectors, _ptr(p), _ptr(dx0), prepared.scratch)
     sizes = (chunks, chunk_rows, own, own_totals, M, d, L, K - L, *prepared.steps)
     strides = (g.stride(0), rows.stride(0), dx0.stride(0))
     task = pack(operands, (prepared.c, prepared.totals), (*sizes, *strides, need_dx0, need_dvectors, need_db))
-    run_task(compiled(cpu_network.cross_network_bwd, dtype), task, chunks)
+    run_task(compiled(cpu_network.cross_network_bwd, dtype), task, threads)
     if need_dvectors or need_db:
         results = (_ptr(vectors), _ptr(b), _ptr(dvectors), _ptr(db))
         shared = (chunks, d, L, K - L, b is not None, need_dvectors, need_db)
@@ -179,10 +180,19 @@ def _ptr(t: Tensor | None) -> int:
     return 0 if t is None else t.data_ptr()
 
 
-def _chunks(M: int, work: int) -> tuple[int, int]:
-    """How many ranges of rows, one per thread, and rows of each; a single one where the work is small."""
-    count = min(torch.get_num_threads(), M * work // WORK_PER_THREAD)
-    if count < 2:
-        return 1, M
-    rows = -(-M // (4 * count)) * 4
-    return -(-M // rows), rows
+class _Chunks(NamedTuple):
+    """Ranges of rows: more than threads where they are large, for a core may be slower than another."""
+
+    threads: int
+    number: int
+    rows: int  # of each but the last
+
+
+def _chunks(M: int, work: int) -> _Chunks:
+    """For ``work`` multiply-adds per row; a single range where they are few."""
+    threads = min(torch.get_num_threads(), M * work // WORK_PER_THREAD)
+    if threads < 2:
+        return _Chunks(1, 1, M)
+    number = threads * min(CHUNKS_PER_THREAD, max(1, M * work // (threads * WORK_PER_CHUNK)))
+    rows = -(-M // (4 * number)) * 4
+    return _Chunks(threads, -(-M // rows), rows)

@@ -9,7 +9,10 @@ MAX_PADDING = 64
 
 def accumulation_dtype(*tensors: Tensor | None) -> torch.dtype:
     """float64 where any operand is, else float32: what dots, the recurrence and weight gradients are summed in."""
-    return torch.float64 if any(t is not None and t.dtype == torch.float64 for t in tensors) else torch.float32
+    for t in tensors:
+        if t is not None and t.dtype == torch.float64:
+            return torch.float64
+    return torch.float32
 
 
 def as_rows(x: Tensor) -> Tensor:
