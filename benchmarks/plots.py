@@ -124,6 +124,6 @@ def _where(group: dict[str, Any]) -> str:
 def _finish(figure: Any, axes: Any, title: str, file: Path) -> None:
     axes.set_title(title, fontsize=10)
     axes.grid(alpha=0.3, which="both")
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="upper left")
     figure.savefig(file, dpi=150, metadata={"Software": None})  # the same numbers give the same file
     plt.close(figure)

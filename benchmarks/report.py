@@ -90,13 +90,13 @@ def _step_facts(groups: dict[str, Any]) -> list[str]:
         if DNN in contestants:
             with_loop = contestants[EAGER]["ratio_to"][DNN]["p50"]
             facts.append(
-                f"DCN's {title}: {contestants[OURS]['ratio_to'][DNN]['p50']:.3f}× that of its DNN alone"
+                f"DCN's {title}: {tables.spread(contestants[OURS]['ratio_to'][DNN])} that of its DNN alone"
                 f" (cross layers one by one: {with_loop:.2f}×)."
             )
         for rival in (DEEPCTR, TORCHFM):
             if rival in contestants:
-                gain = contestants[rival]["ratio_to"][OURS]["p50"]
-                facts.append(f"DCN's {title}: {gain:.3g}× as fast as {rival}'s.")
+                gain = tables.spread(contestants[rival]["ratio_to"][OURS])
+                facts.append(f"DCN's {title}: {gain} as fast as {rival}'s.")
     return facts
 
 
