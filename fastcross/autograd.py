@@ -17,7 +17,11 @@ from fastcross.kernels import closed_form
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     """``function.apply`` without its ``inspect.signature``, which takes longer than a small kernel."""
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
+    if (
+        torch.compiler.is_compiling()
+        or torch._C._are_functorch_transforms_active()
+        or any(isinstance(t, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(t) for t in args)
+    ):
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 

@@ -157,6 +157,7 @@ def _is_little_work(x0: Tensor, layers: int) -> bool:
     """Whether this is a single layer of so few elements that PyTorch's own operators are done sooner."""
     return (
         layers == 1
+        and x0.dim() > 1
         and x0.dtype in _CPU_DTYPES
         and x0.device.type == "cpu"
         and not torch.compiler.is_compiling()  # where a batch of another size would be compiled anew
@@ -168,8 +169,11 @@ def _is_little_work(x0: Tensor, layers: int) -> bool:
 def _resolve(backend: str, x0: Tensor) -> str:
     """The backend that will run; asking for one that cannot run here raises, and says why."""
     device = x0.device.type
-    if torch.compiler.is_exporting() and backend in ("auto", "triton", "numba"):
-        return "torch"  # what is exported runs where fastcross is not installed
+    if backend in ("auto", "triton", "numba"):
+        if torch.compiler.is_exporting():
+            return "torch"  # what is exported runs where fastcross is not installed
+        if torch.autograd.forward_ad._current_level >= 0:
+            return "torch"  # PyTorch's own operators carry tangents along
     if backend == "auto":
         if device == "cuda" and _INSTALLED["triton"] and x0.dtype != torch.float64:
             return "triton"

@@ -13,7 +13,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from fastcross.kernels.rows import accumulation_dtype, empty_rows
+from fastcross.kernels import threads  # noqa: F401  remembers the process, before anybody forks it
+from fastcross.kernels.rows import accumulation_dtype, as_rows, empty_rows
 
 _SCHEMAS = {
     "cross_layer_fwd": "(Tensor x0, Tensor x, Tensor w, Tensor? b, str backend) -> Tensor",
@@ -37,7 +38,8 @@ def _launchers(backend: str) -> ModuleType:
 
 def _launch(name: str):
     def run(*args):
-        *operands, backend = args
+        # PyTorch may resolve an operand on the way, zeros without memory for one, to rows of any stride.
+        *operands, backend = (as_rows(t) if isinstance(t, Tensor) and t.dim() == 2 else t for t in args)
         return getattr(_launchers(backend), name)(*operands)
 
     return run
@@ -49,17 +51,29 @@ def call(name: str, *args):
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._are_functorch_transforms_active()
+        or torch.jit.is_tracing()
         or torch.autograd.profiler._is_profiler_enabled
-        or any(isinstance(t, Tensor) and type(t) not in _PLAIN for t in args)
+        or not all(_is_plain(t) for t in args if isinstance(t, Tensor))
     ):
         return getattr(torch.ops.fastcross, name)(*args)
     return getattr(_launchers(args[-1]), name)(*args[:-1])
 
 
-_PLAIN = (Tensor, torch.nn.Parameter)
+def _is_plain(t: Tensor) -> bool:
+    """Whether its memory holds its values: no subclass, nothing that PyTorch resolves on the way to an operator."""
+    return (
+        type(t) in (Tensor, torch.nn.Parameter)
+        and not t.is_neg()
+        and not t._is_zerotensor()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+    )
 
 
-def _needed(x: Tensor, needed: bool, like=torch.empty_like) -> Tensor:
+def _contiguous(x: Tensor) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def _needed(x: Tensor, needed: bool, like=_contiguous) -> Tensor:
     return like(x) if needed else x.new_empty(0)
 
 

@@ -3,11 +3,13 @@
 Fresh memory comes from the system as pages of zeros, and fetching them takes longer than the kernels take to fill them;
 the C library hands blocks of many megabytes back to the system as soon as they are free, so that every training step
 would fetch them again. Here they wait for the next output of their size instead, up to ``KEEP`` bytes, in huge pages
-where Linux leaves that choice to the program. :func:`release` gives what waits back.
+where Linux leaves that choice to the program. :func:`release` gives what waits back. Such an output cannot be resized
+in place (``resize_``), like any tensor that PyTorch did not allocate.
 
 There is no lock: a queue's own operations are atomic, and a forked process inherits private copies.
 """
 
+import contextlib
 import mmap
 import weakref
 from collections import defaultdict, deque
@@ -68,15 +70,27 @@ def release() -> None:
 def _keep(lease: _Lease) -> None:
     del _lent[id(lease)]
     size = lease.memory.size
-    if sum(each * len(queue) for each, queue in list(_waiting.items())) + size <= KEEP:
-        _waiting[size].append(lease.memory)
+    _waiting[size].append(lease.memory)
+    # Sizes that are no longer asked for go first, the one that just was last.
+    for other in [*(each for each in list(_waiting) if each != size), size]:
+        while _waiting[other] and sum(each * len(queue) for each, queue in list(_waiting.items())) > KEEP:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                _waiting[other].popleft()
 
 
 def _fresh(size: int) -> _Memory:
-    pages = mmap.mmap(-1, size + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
+    try:
+        pages = _map(size + HUGE_PAGE)
+    except OSError:  # no memory, unless what waits is given back
+        release()
+        pages = _map(size + HUGE_PAGE)
+    with contextlib.suppress(AttributeError, OSError):  # not everywhere are there huge pages
         pages.madvise(mmap.MADV_HUGEPAGE)
     return _Memory(size, pages, -np.frombuffer(pages, np.uint8).ctypes.data % HUGE_PAGE)
+
+
+def _map(size: int) -> mmap.mmap:
+    return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 
 def _fills_uninitialised() -> bool:

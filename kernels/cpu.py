@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastcross.kernels import cpu_layer, cpu_network
 from fastcross.kernels.buffers import empty_output
-from fastcross.kernels.rows import accumulation_dtype
+from fastcross.kernels.rows import accumulation_dtype, empty_rows
 from fastcross.kernels.simd import lane_count
 from fastcross.kernels.tasks import compiled, pack
 from fastcross.kernels.threads import run_task
@@ -28,11 +28,11 @@ def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tenso
     rows, x, w, b = _cast(x0, dtype), _cast(x, dtype), _parameter(w, dtype), _parameter(b, dtype)
     (M, d), y = rows.shape, empty_output(rows)
     (threads, chunks, chunk_rows), own = _chunks(M, 2 * d), _whole_lines(4 + 12 * _padded(d, dtype), dtype)
-    scratch = torch.empty(own * chunks, dtype=dtype)
+    scratch = torch.empty(own * chunks, dtype=dtype, device="cpu")
     operands = (_ptr(rows), _ptr(x), _ptr(w), _ptr(b), _ptr(y), _ptr(scratch))
     sizes = (chunks, chunk_rows, own, M, d, rows.stride(0), x.stride(0), y.stride(0), b is not None)
     run_task(compiled(cpu_layer.cross_layer_fwd, dtype), pack(operands, (), sizes), threads)
-    return _cast(y, x0.dtype)
+    return _rows_as(x0, y)
 
 
 def cross_layer_bwd(
@@ -46,7 +46,10 @@ def cross_layer_bwd(
     dw, db = (vector.new_empty(d if needed else 0) for needed in needs[2:])
     (threads, chunks, chunk_rows), padded = _chunks(M, 4 * d), _padded(d, dtype)
     own = _whole_lines(8 + 22 * padded, dtype)
-    scratch, totals = torch.empty(own * chunks, dtype=dtype), torch.empty(2 * padded * chunks, dtype=torch.float64)
+    scratch, totals = (
+        torch.empty(own * chunks, dtype=dtype, device="cpu"),
+        torch.empty(2 * padded * chunks, dtype=torch.float64, device="cpu"),
+    )
     operands = (_ptr(g), _ptr(rows), _ptr(x_rows), _ptr(vector), _ptr(dx0), _ptr(dx), _ptr(scratch))
     strides = (g.stride(0), rows.stride(0), x_rows.stride(0), dx0.stride(0), dx.stride(0))
     sizes = (chunks, chunk_rows, own, 2 * padded, M, d, *strides, *needs)
@@ -54,7 +57,7 @@ def cross_layer_bwd(
     if needs[2] or needs[3]:
         finish = compiled(cpu_layer.cross_layer_finish, dtype)
         finish(pack((_ptr(dw), _ptr(db)), (_ptr(totals),), (chunks, d, *needs[2:])))
-    return _cast(dx0, x0.dtype), _cast(dx, x.dtype), _cast(dw, w.dtype), _cast(db, w.dtype)
+    return _rows_as(x0, dx0), _rows_as(x, dx), _cast(dw, w.dtype), _cast(db, w.dtype)
 
 
 def cross_network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool) -> tuple[Tensor, Tensor]:
@@ -69,7 +72,7 @@ def cross_network_bwd(
     dy: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, p: Tensor, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
     dx0, dw, db = _network_bwd(dy, x0, w, b, None, p, needs[0], needs[1], needs[2])
-    return _cast(dx0, x0.dtype), _cast(dw, w.dtype), _cast(db, (w if b is None else b).dtype)
+    return _rows_as(x0, dx0), _cast(dw, w.dtype), _cast(db, (w if b is None else b).dtype)
 
 
 def cross_logits_bwd(
@@ -80,7 +83,7 @@ def cross_logits_bwd(
     dw = dvectors[: len(w)] if needs[1] else dvectors.new_empty(0)
     dv = dvectors[len(w) :].clone() if needs[3] else dvectors.new_empty(0)
     bias = w if b is None else b
-    return _cast(dx0, x0.dtype), _cast(dw, w.dtype), _cast(db, bias.dtype), _cast(dv, v.dtype)
+    return _rows_as(x0, dx0), _cast(dw, w.dtype), _cast(db, bias.dtype), _cast(dv, v.dtype)
 
 
 def _network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor | None, keep_p: bool) -> tuple[Tensor, Tensor]:
@@ -95,7 +98,7 @@ def _network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor | None, keep
     operands = (_ptr(rows), prepared.vectors, prepared.beta, _ptr(out), _ptr(p), prepared.scratch)
     sizes = (chunks, chunk_rows, own, M, d, L, K - L, *prepared.steps, rows.stride(0), out.stride(0), keep_p)
     run_task(compiled(cpu_network.cross_network_fwd, dtype), pack(operands, (prepared.c,), sizes), threads)
-    return _cast(out, x0.dtype), p
+    return _rows_as(x0, out) if v is None else _cast(out, x0.dtype), p
 
 
 def _network_bwd(
@@ -141,7 +144,7 @@ def _prepare(rows: Tensor, vectors: Tensor, b: Tensor | None, L: int, *, own: in
     (M, d), K, dtype = rows.shape, len(vectors), rows.dtype
     padded, lanes, packs = _padded(d, dtype), lane_count(dtype.itemsize), M >= PACK_ROWS
     wide = 8 * _whole_lines(K + padded + totals, torch.float64)
-    memory = torch.empty(wide + dtype.itemsize * (own + padded * (1 + K * packs)), dtype=torch.uint8)
+    memory = torch.empty(wide + dtype.itemsize * (own + padded * (1 + K * packs)), dtype=torch.uint8, device="cpu")
     c = memory.data_ptr()
     scratch = c + wide
     beta = scratch + dtype.itemsize * own
@@ -170,6 +173,11 @@ def _whole_lines(elements: int, dtype: torch.dtype) -> int:
 
 def _cast(t: Any, dtype: torch.dtype) -> Any:
     return t if t is None or t.dtype == dtype else t.to(dtype)  # .to() takes a microsecond to find nothing to do
+
+
+def _rows_as(x0: Tensor, y: Tensor) -> Tensor:
+    """The rows ``y`` in the dtype of ``x0``, and, where that is another, with the padding between its rows."""
+    return y if y.dtype == x0.dtype else empty_rows(x0).copy_(y) if y.dim() == 2 else y.to(x0.dtype)
 
 
 def _parameter(t: Any, dtype: torch.dtype) -> Any:

@@ -10,7 +10,7 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import torch
@@ -23,13 +23,18 @@ def run(chunks: list[tuple[int, int]], kernel: Callable[[int, int, int], object]
     if len(chunks) == 1:
         kernel(0, *chunks[0])
         return
-    pool = _pool(os.getpid(), len(chunks) - 1)
-    futures = [pool.submit(kernel, i, *chunk) for i, chunk in enumerate(chunks) if i]
-    kernel(0, *chunks[0])
-    for i, future in enumerate(futures, start=1):
-        if future.cancel():
-            kernel(i, *chunks[i])
-        else:
+    pool, futures = _pool(os.getpid(), len(chunks) - 1), []
+    try:
+        for i, chunk in enumerate(chunks[1:], start=1):
+            futures.append(pool.submit(kernel, i, *chunk))
+        kernel(0, *chunks[0])
+        for i, future in enumerate(futures, start=1):
+            if future.cancel():
+                kernel(i, *chunks[i])
+    finally:  # whatever happens, nobody works on memory that the caller is about to free
+        wait([future for future in futures if not future.cancel()])
+    for future in futures:
+        if not future.cancelled():
             future.result()
 
 
