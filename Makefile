@@ -35,7 +35,7 @@ bench-check: $(VENV)/.developer
 	$(BIN)/python -m benchmarks.check
 
 static: $(VENV)/.developer
-	$(BIN)/python -m fastcross.kernels.offline
+	$(BIN)/python -m benchmarks.static.offline
 
 $(VENV)/.user: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

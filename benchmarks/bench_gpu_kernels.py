@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks import clock, gpu_static
+from benchmarks import clock
+from benchmarks.static import gpu_static
 
 
 @pytest.mark.skipif(clock.device().type == "cuda", reason="a GPU is here: the other groups measured its kernels")

@@ -14,7 +14,7 @@ import fastcross
 from benchmarks import clock, counts, memory
 from benchmarks.harness import Contestant, Expected, Missing, Refused
 from fastcross import reference
-from fastcross.peers import PEERS
+from fastcross.interop.peers import PEERS
 
 EAGER, COMPILED, OURS, CLOSED_FORM, COPY = "eager loop", "torch.compile", "fastcross", "closed form", "copy of x0"
 PEER_CLASSES = {

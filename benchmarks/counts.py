@@ -6,7 +6,7 @@ it reads x0 and writes y; backward it reads dy and x0 and writes dx0.
 
 from typing import NamedTuple
 
-from fastcross.kernels import offline
+from benchmarks.static import offline
 
 
 class Traffic(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fastcross.kernels import buffers
+from fastcross.kernels.cpu import buffers
 
 
 def kept_bytes(forward: Callable[[], Tensor], leaves: Iterable[Tensor]) -> int:

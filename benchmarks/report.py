@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks import gpu_static, plots, results, tables
+from benchmarks import plots, results, tables
 from benchmarks.contestants import COPY, EAGER, OURS
 from benchmarks.harness import Refused
 from benchmarks.models import DEEPCTR, DNN, TORCHFM
+from benchmarks.static import gpu_static
 
 ROOT = Path(__file__).parent.parent
 START, END = "<!-- benchmarks:start -->", "<!-- benchmarks:end -->"

@@ -45,9 +45,9 @@ def step(model, optimizer, batch) -> float:
 def build(setting: Setting, processes, embedding: str = "auto"):
     """A model and its optimiser: without ``processes`` fastcross's own, else TorchRec's."""
     from fastcross.distributed.model import shard
-    from fastcross.model import DCN
+    from fastcross.models.dcn import DCN
     from fastcross.optim import configure
-    from fastcross.schedule import TrainingConfig
+    from fastcross.training.config import TrainingConfig
 
     options = {"cross_layers": setting.cross, "deep_layers": setting.deep}
     torch.manual_seed(0)

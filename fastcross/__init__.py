@@ -1,19 +1,13 @@
 """fastcross: the Deep & Cross Network (Wang et al., 2017), as fast as the hardware allows."""
 
-from pathlib import Path
-
-# In a checkout `kernels/` lies beside this folder; installed, it lies inside it.
-if not (Path(__file__).parent / "kernels").is_dir():
-    __path__.append(str(Path(__file__).parent.parent))
-
 from fastcross import reference
 from fastcross._version import __version__
-from fastcross.export import export
-from fastcross.functional import cross_layer, cross_logits, cross_network
-from fastcross.layers import CrossLayer, CrossNetwork
-from fastcross.model import DCN, DCNConfig
-from fastcross.peers import cross_state_dict
-from fastcross.swap import swap
+from fastcross.interop.export import export
+from fastcross.interop.peers import cross_state_dict
+from fastcross.interop.swap import swap
+from fastcross.layers.cross import CrossLayer, CrossNetwork
+from fastcross.models.dcn import DCN, DCNConfig
+from fastcross.ops.functional import cross_layer, cross_logits, cross_network
 
 __all__ = [
     "DCN",

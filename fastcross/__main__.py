@@ -2,6 +2,6 @@
 
 import sys
 
-from fastcross.cli import main
+from fastcross.cli.main import main
 
 sys.exit(main())

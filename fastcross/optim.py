@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastcross.embedding import EmbeddingStack
+from fastcross.layers.embedding import EmbeddingStack
 
 
 def configure(model: nn.Module, lr: float = 0.001, name: str = "adam") -> "Optimizer":
@@ -207,6 +207,6 @@ class _TorchRows:
 def _kernels() -> ModuleType | None:
     if importlib.util.find_spec("numba") is None:
         return None
-    from fastcross.kernels import embedding
+    from fastcross.kernels.cpu import embedding
 
     return embedding

@@ -46,7 +46,7 @@ def test_wheel(checkout, tmp_path):
     assert {name.split("/")[0].split("-")[0] for name in names} == {"fastcross"}
     packaged = {name for name in names if name.endswith(".py")}
     sources = {f"fastcross/{path.relative_to(ROOT / 'fastcross')}" for path in (ROOT / "fastcross").rglob("*.py")}
-    kernels = {f"fastcross/kernels/{path.name}" for path in (ROOT / "kernels").glob("*.py")}
+    kernels = {f"fastcross/kernels/{path.relative_to(ROOT / 'kernels')}" for path in (ROOT / "kernels").rglob("*.py")}
     assert packaged == sources | kernels
     for file in imported_from(tmp_path, tmp_path / "site"):
         assert file.is_relative_to(tmp_path / "site")

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from fastcross.data.batch import Bag, Batch, Schema
+from fastcross.batch import Bag, Batch, Schema
 from fastcross.data.cache import Cache
 from fastcross.data.errors import DataError
 

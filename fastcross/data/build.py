@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from fastcross._version import __version__
+from fastcross.batch import Schema
 from fastcross.data.atomic import building, reusable
-from fastcross.data.batch import Schema
 from fastcross.data.cache import FORMAT_VERSION, Cache
 from fastcross.data.columns import Columns
 from fastcross.data.convert import Block

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fastcross.batch import Bag, Batch, Schema
 from fastcross.data.arrays import gather_ragged, open_array
-from fastcross.data.batch import Bag, Batch, Schema
 from fastcross.data.errors import DataError
 from fastcross.data.order import RowOrder
 from fastcross.data.split import PARTS

@@ -9,7 +9,7 @@ from os import PathLike
 import numpy as np
 import torch
 
-from fastcross.data.batch import Bag, Batch
+from fastcross.batch import Bag, Batch
 from fastcross.data.build import read_in_order
 from fastcross.data.cache import Cache
 from fastcross.data.columns import Columns

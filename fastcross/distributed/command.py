@@ -5,14 +5,14 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from fastcross.commands import print_metrics, show
+from fastcross.cli.commands import print_metrics, show
 from fastcross.data import Cache
 from fastcross.distributed.processes import local_device, restarts, start
 from fastcross.distributed.storage import ShardedRun
-from fastcross.plans import make_plan, run_plan
-from fastcross.runs import Run
-from fastcross.sources import open_source
-from fastcross.training import Interrupted
+from fastcross.training.experiment import make_plan, run_plan
+from fastcross.training.loop import Interrupted
+from fastcross.training.run_folder import Run
+from fastcross.training.sources import open_source
 
 
 def train(args: Namespace) -> int:

@@ -10,10 +10,10 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from fastcross import checkpoint
-from fastcross.checkpoint import CheckpointError
 from fastcross.distributed.storage import newest, put_shards, read_shards, take_shards
-from fastcross.runs import Run
+from fastcross.training import checkpoint
+from fastcross.training.checkpoint import CheckpointError
+from fastcross.training.run_folder import Run
 
 # What a sharded checkpoint divides: the tables and, in the second part of the optimiser, the moments of their rows.
 SHARDED = re.compile(r"model\.embedding\.tables\.\d+|optimizer\.parts\.1\.state\.\d+\.\w+")

@@ -5,7 +5,7 @@ import os
 import time
 from argparse import Namespace
 
-from fastcross.runs import Run
+from fastcross.training.run_folder import Run
 
 
 def is_sharded(args: Namespace) -> bool:

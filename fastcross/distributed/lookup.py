@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._shard.metadata import ShardMetadata
 
-from fastcross.data.batch import Bag
-from fastcross.embedding import EmbeddingStack
+from fastcross.batch import Bag
+from fastcross.layers.embedding import EmbeddingStack
 
 
 class Shard(NamedTuple):

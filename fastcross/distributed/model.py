@@ -13,10 +13,10 @@ from fastcross.distributed.lookup import replace_lookups
 from fastcross.distributed.optim import FusedRows, ShardedOptimizer, ShardedRows
 from fastcross.distributed.processes import Processes
 from fastcross.distributed.tables import EmbeddingTables, Sharder, cut, plan_sharding, table_name
-from fastcross.embedding import EmbeddingStack
-from fastcross.model import DCN, Model
-from fastcross.ranks import Ranks
-from fastcross.schedule import TrainingConfig
+from fastcross.layers.embedding import EmbeddingStack
+from fastcross.models.dcn import DCN, Model
+from fastcross.training.config import TrainingConfig
+from fastcross.training.ranks import Ranks
 
 TABLES = "embedding.tables"  # their names in a DCN's state
 LAYERS = ("cross", "deep", "logits")  # the rest of it, in the order in which it is drawn

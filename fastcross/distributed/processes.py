@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastcross.ranks import Ranks
+from fastcross.training.ranks import Ranks
 
 TIMEOUT = timedelta(minutes=10)  # a rank that has waited so long for another gives up
 

@@ -19,10 +19,10 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
-from fastcross import checkpoint
-from fastcross.checkpoint import CheckpointError
 from fastcross.distributed.processes import Processes
-from fastcross.runs import History, Run
+from fastcross.training import checkpoint
+from fastcross.training.checkpoint import CheckpointError
+from fastcross.training.run_folder import History, Run
 
 
 class ShardedRun(Run):

@@ -15,9 +15,9 @@ from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from fastcross.data.batch import Bag
+from fastcross.batch import Bag
 from fastcross.distributed.processes import Processes
-from fastcross.embedding import Bags, EmbeddingStack, check_ids, check_offsets, pooling_coefficients
+from fastcross.layers.embedding import Bags, EmbeddingStack, check_ids, check_offsets, pooling_coefficients
 
 SHARDINGS = {
     "table": [ShardingType.TABLE_WISE],

@@ -1,0 +1,1 @@
+"""What the GPU kernels' machine code shows, compiled without a GPU."""

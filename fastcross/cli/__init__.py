@@ -1,0 +1,1 @@
+"""The fastcross command: parses, prints, and calls the rest."""

@@ -1,0 +1,275 @@
+"""The arguments of the fastcross command, and the help that teaches them."""
+
+import argparse
+import os
+
+from fastcross._version import __version__
+from fastcross.training.config import SCHEDULES, TrainingConfig
+
+FORMATS = ("auto", "criteo", "csv", "parquet", "covertype", "higgs", "adult")
+EMBEDDINGS = ("auto", "fastcross", "fbgemm")
+SHARDINGS = ("auto", "table", "row", "column")
+MODELS = ("dcn", "deep_crossing", "dnn", "wide_deep", "fm", "lr")  # in the order of the paper's table 1
+
+# Small enough to find the crosses of the generated log on two cores within a minute or two.
+FOR_GENERATED_LOG = {
+    "cross_layers": 2,
+    "deep_layers": [32],
+    "embedding_dim": 4,
+    "lr": 0.01,
+    "schedule": "cosine",
+    "epochs": 3,
+    "evaluate_every": 100,
+    "patience": 0,
+}
+
+DESCRIPTION = """Train, evaluate and compare Deep & Cross Networks on click logs and tables.
+
+first steps:
+  fastcross train                               train DCN on a generated click log with planted crosses
+  fastcross compare --models dcn,dnn,fm,lr      the paper's table 1 for the same log
+  fastcross train --data train.txt.gz           your log in Criteo's format; then, with the folder it names:
+  fastcross evaluate runs/NAME                  metrics on the test part
+  fastcross predict runs/NAME new.txt --output predictions.csv
+  fastcross export runs/NAME --output model.onnx
+"""
+
+EXAMPLES = {
+    "prepare": """examples:
+  fastcross prepare day_0.gz --cache day_0.cache
+  fastcross prepare train.txt --cache criteo.cache --min-frequency 10 --split time
+  fastcross prepare covtype.csv.gz --format covertype --split random:0.9,0,0.1 --cache covtype.cache
+  fastcross prepare table.parquet --label clicked --cache table.cache""",
+    "train": """examples:
+  fastcross train                                        the embedded default, DCN
+  fastcross train --data day_0.cache --run runs/first    a cache made by fastcross prepare
+  fastcross train --data train.txt --cross-layers 6 --deep-layers 1024,1024 --lr 1e-4 --evaluate-every 2000
+  fastcross train --data covtype.csv.gz --format covertype --split 0.9 --cross-layers 8 --deep-layers 292x6 \\
+                  --schedule cosine --epochs 30
+  fastcross train --resume runs/first                    continue after a crash or Ctrl-C, bit for bit
+  fastcross train --processes 2 --data day_0.cache       with the tables divided between two processes""",
+    "evaluate": """examples:
+  fastcross evaluate runs/first                    the test part of the data it was trained on
+  fastcross evaluate runs/first --part validation
+  fastcross evaluate runs/first --data day_8.gz    a new labelled file""",
+    "predict": """examples:
+  fastcross predict runs/first new.txt --output predictions.csv
+  fastcross predict runs/first new.txt --output predictions.npy   (a matrix with one column per class, if there are)""",
+    "export": """examples:
+  fastcross export runs/first --output model.pt2     compiled by AOTInductor for this kind of machine
+  fastcross export runs/first --output model.onnx    for onnxruntime and others""",
+    "compare": """examples:
+  fastcross compare --models dcn,dnn                          the demonstration: generated log, curves, Bayes optimum
+  fastcross compare --data criteo.cache --seeds 0,1,2         mean ± standard deviation over three seeds
+  fastcross compare --data train.txt --models wide_deep,lr --cross C1,C3 --cross C2,C4""",
+    "convert": """examples:
+  fastcross convert runs/sharded runs/single --to single     then: fastcross train --resume runs/single
+  fastcross convert runs/single runs/sharded --to sharded    then: fastcross train --resume runs/sharded""",
+    "info": """examples:
+  fastcross info                versions, and what can run here
+  fastcross info runs/first     what a run was asked for and what came out
+  fastcross info day_0.cache    columns, cardinalities and rows of a cache""",
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="fastcross", description=DESCRIPTION, formatter_class=_Format)
+    parser.add_argument("--version", action="version", version=f"fastcross {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    def command(name: str, help: str) -> argparse.ArgumentParser:
+        about = f"{help[0].upper()}{help[1:]}."
+        sub = commands.add_parser(name, help=help, description=about, epilog=EXAMPLES[name], formatter_class=_Format)
+        sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        return sub
+
+    prepare = command("prepare", "turn a log or table into a cache that training reads at full speed")
+    prepare.add_argument("data", nargs="+", metavar="FILE", help="input file or files, in order of time")
+    prepare.add_argument("--cache", required=True, metavar="FOLDER", help="the cache to write")
+    _add_preparation(prepare)
+
+    train = command("train", "train a model, by default DCN on a generated click log")
+    _add_data(train)
+    train.add_argument("--run", metavar="FOLDER", help="run folder (default: runs/MODEL-DATE-TIME)")
+    train.add_argument("--resume", metavar="FOLDER", help="continue this run; all other options come from it")
+    train.add_argument("--model", default="dcn", choices=MODELS, help="which model (default: %(default)s)")
+    train.add_argument("--seed", type=int, default=0, help="for weights, order of batches, dropout (default: 0)")
+    _add_model(train)
+    _add_training(train)
+    _add_distributed(train)
+
+    evaluate = command("evaluate", "metrics of a trained model on a part of its data or on a new file")
+    evaluate.add_argument("run", metavar="RUN", help="run folder, or a best.safetensors file")
+    evaluate.add_argument("--part", default="test", help="train, validation or test (default: %(default)s)")
+    evaluate.add_argument("--data", metavar="FILE", help="a cache, or a labelled file like the one trained on")
+    evaluate.add_argument("--output", metavar="FILE", help="write the metrics to this JSON file too")
+    _add_reading(evaluate)
+    _add_trained_on(evaluate)
+
+    predict = command("predict", "probabilities for the rows of a file")
+    predict.add_argument("run", metavar="RUN", help="run folder, or a best.safetensors file")
+    predict.add_argument("data", metavar="FILE", help="a file like the one trained on, with or without labels")
+    predict.add_argument("--output", required=True, metavar="FILE", help="where to write: .csv or .npy")
+    _add_reading(predict)
+    _add_trained_on(predict)
+
+    export = command("export", "write a trained model to a file for serving that does without fastcross")
+    export.add_argument("run", metavar="RUN", help="run folder, or a best.safetensors file")
+    export.add_argument("--output", required=True, metavar="FILE", help="where to write: .pt2 or .onnx")
+
+    compare = command("compare", "train several models on the same split: the paper's table 1 for your data")
+    _add_data(compare)
+    compare.add_argument(
+        "--models", type=_names, default=list(MODELS), metavar="NAMES", help=f"of {', '.join(MODELS)} (default: all)"
+    )
+    compare.add_argument("--seeds", type=_integers, default=[0], metavar="N,N,…", help="one run each (default: 0)")
+    compare.add_argument("--output", metavar="FOLDER", help="where to save (default: runs/compare-DATE-TIME)")
+    _add_model(compare)
+    _add_training(compare)
+
+    convert = command("convert", "the checkpoints of a run from one file to shards, or back")
+    convert.add_argument("run", metavar="RUN", help="run folder")
+    convert.add_argument("output", metavar="OUT", help="run folder to write; resume and evaluate it like the other")
+    convert.add_argument("--to", required=True, choices=("single", "sharded"), help="single: as without --distributed")
+
+    info = command("info", "versions and backends, or what a run or a cache holds")
+    info.add_argument("path", nargs="?", metavar="RUN|CACHE")
+    return parser
+
+
+def _add_preparation(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("reading the input")
+    group.add_argument("--format", default="auto", choices=FORMATS, help="default: by the file's name and columns")
+    group.add_argument("--label", metavar="COLUMN", help="the label's column (csv, parquet)")
+    group.add_argument("--columns", metavar="JSON", help="file that declares label, dense, categorical, bags …")
+    group.add_argument(
+        "--split",
+        metavar="SPLIT",
+        help="time (first 6/7 train, the rest halved), random, with fractions as in random:0.8,0.1,0.1, files, or one "
+        "fraction for training, the rest for test (default: the format's)",
+    )
+    group.add_argument("--split-seed", type=int, default=0, metavar="N", help="of a random split (default: 0)")
+    group.add_argument("--min-frequency", type=int, metavar="N", help="rarer values share the unknown id")
+    group.add_argument("--hash-buckets", type=int, metavar="N", help="hash values instead of building vocabularies")
+    _add_reading(parser)
+
+
+def _add_reading(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--on-error",
+        default="stop",
+        choices=("stop", "skip"),
+        help="at a bad row: stop, or skip and count it (default: stop)",
+    )
+
+
+def _add_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--data",
+        nargs="+",
+        metavar="PATH",
+        help="a cache, or files to prepare first; default: a generated click log with planted crosses, and for it "
+        + " ".join(f"--{name.replace('_', '-')} {_spelt(value)}" for name, value in FOR_GENERATED_LOG.items()),
+    )
+    parser.add_argument("--rows", type=int, default=300_000, metavar="N", help="of that log (default: %(default)s)")
+    parser.add_argument("--cache", metavar="FOLDER", help="where to keep prepared data (default: ~/.cache/fastcross)")
+    _add_preparation(parser)
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--cross-layers", type=int, metavar="N", help="of DCN (default: the model's own)")
+    group.add_argument("--deep-layers", type=_layers, metavar="SIZES", help="as in 1024,1024 or 292x6; 0 for none")
+    group.add_argument("--embedding-dim", type=int, metavar="N", help="default: 6 · cardinality^(1/4)")
+    group.add_argument("--structure", choices=("parallel", "stacked"), help="of DCN (default: parallel)")
+    group.add_argument("--dropout", type=float, metavar="P", help="in the deep network (default: 0)")
+    group.add_argument("--batch-norm", action=argparse.BooleanOptionalAction, help="in the deep network (default: yes)")
+    group.add_argument("--l2", type=float, metavar="λ", help="weight of the regularisation term (default: 0)")
+    group.add_argument(
+        "--cross", dest="crosses", type=_names, action="append", metavar="A,B", help="of wide_deep; repeat it for more"
+    )
+    group.add_argument("--backend", help="auto, triton, numba, torch or reference (default: auto)")
+
+
+def _add_training(parser: argparse.ArgumentParser) -> None:
+    paper = TrainingConfig()
+    group = parser.add_argument_group("training")
+
+    def add(name: str, kind: type, help: str, metavar: str = "N") -> None:
+        default = getattr(paper, name.replace("-", "_"))
+        text = help if default is None else f"{help} (default: {default:g})"
+        group.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
+
+    add("batch-size", int, "rows per step")
+    add("epochs", int, "passes over the training part, at most")
+    add("max-steps", int, "stop after this many steps at the latest")
+    add("lr", float, "learning rate", "RATE")
+    group.add_argument("--schedule", choices=SCHEDULES, help="of the rate (default: constant)")
+    add("warmup-steps", int, "steps of linear warm-up")
+    group.add_argument("--optimizer", metavar="NAME", help="adam or sgd (default: adam)")
+    add("clip-norm", float, "largest gradient norm; 0 for no clipping", "NORM")
+    add("evaluate-every", int, "steps between evaluations (default: once per epoch)")
+    add("patience", int, "stop after this many evaluations without a better validation logloss; 0 for never")
+    add("max-loss", float, "stop when the training loss exceeds this", "LOSS")
+    add("checkpoint-seconds", float, "time between checkpoints", "S")
+    group.add_argument("--bf16", action=argparse.BooleanOptionalAction, help="bfloat16 autocast (default: if it gains)")
+    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+
+
+def _add_distributed(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("embedding tables, and several processes")
+    group.add_argument(
+        "--embedding",
+        default="auto",
+        choices=EMBEDDINGS,
+        help="whose tables: fastcross's, or fbgemm's through TorchRec (default: auto, the faster one)",
+    )
+    group.add_argument("--distributed", action="store_true", help="shard the embedding tables over several processes")
+    group.add_argument(
+        "--processes", type=int, metavar="N", help="on this machine, for --distributed; torchrun starts its own"
+    )
+    group.add_argument("--max-restarts", type=int, default=0, metavar="N", help="after a process has died (default: 0)")
+    group.add_argument(
+        "--sharding",
+        default="auto",
+        choices=SHARDINGS,
+        help="how tables are divided: whole tables, rows, columns, or as TorchRec's planner sees fit (default: auto)",
+    )
+
+
+def _add_trained_on(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--cache", metavar="FOLDER", help="the cache the model was trained on, if it has moved")
+
+
+def _spelt(value: object) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _integers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+def _layers(text: str) -> list[int]:
+    """1024,1024 or 292x6; 0 or nothing for no layers."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        size, _, times = part.partition("x")
+        sizes += [int(size)] * int(times or 1)
+    return [size for size in sizes if size]
+
+
+class _Format(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=min(120, int(os.environ.get("COLUMNS") or 100)))
+
+
+class _Parser(argparse.ArgumentParser):
+    """An error is one line that says where help is, without the usage of every option before it."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")

@@ -1,0 +1,95 @@
+"""The paper's table 1 for your data: several models, the same split, the same training, one run folder each."""
+
+import time
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from fastcross.cli.commands import show
+from fastcross.data import Cache
+from fastcross.training.checkpoint import CheckpointError, atomic
+from fastcross.training.experiment import make_plan, run_plan
+from fastcross.training.run_folder import Run, draw_curves, write_json
+from fastcross.training.sources import open_source
+
+
+def compare(args: Namespace) -> int:
+    cache, optimum = open_source(args, show)
+    folder = Path(args.output or f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
+    plans = {
+        (name, seed): make_plan(args, name, cache, optimum, seed, strict=False)
+        for name in args.models
+        for seed in args.seeds
+    }
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in args.models}
+    for (name, seed), plan in plans.items():
+        show(f"{name}, seed {seed}")
+        results[name].append(finish_run(folder / f"{name}-{seed}", plan, cache))
+    part = "test" if cache.sizes.get("test") else "validation"
+    rows = sorted((summary(name, found, part) for name, found in results.items()), key=lambda row: row["logloss"])
+    table = markdown(rows, optimum.get(part))
+    first = {name: Run(folder / f"{name}-{args.seeds[0]}").history for name in args.models}
+    draw_curves(folder / "curves.png", first, optimum.get("validation"))
+    write_json(folder / "table.json", {"part": part, "seeds": args.seeds, "optimum": optimum.get(part), "models": rows})
+    with atomic(folder / "table.md") as temporary:
+        temporary.write_text(table)
+    print(f"{part} part, {cache.sizes[part]:,} rows, seeds {', '.join(map(str, args.seeds))}\n\n{table}")
+    print(f"saved: {folder}/table.md, table.json, curves.png, and a run folder for each model")
+    return 0
+
+
+def finish_run(path: Path, plan: Mapping[str, Any], cache: Cache) -> dict[str, Any]:
+    """The result of this plan: trained now, continued where it stopped, or read where it had finished."""
+    if not (path / "config.json").exists():
+        return run_plan(cache, Run.create(path, plan), show)
+    run = Run(path)
+    if run.config != plan:
+        raise CheckpointError(f"{path} holds a run with another configuration; choose another --output")
+    return run.result or run_plan(cache, run, show, resume=True)
+
+
+def summary(name: str, results: Sequence[Mapping[str, Any]], part: str) -> dict[str, Any]:
+    """Mean and standard deviation over the seeds."""
+    row: dict[str, Any] = {"model": name}
+    for metric in results[0][part]:
+        values = [result[part][metric] for result in results]
+        row[metric] = mean(values)
+        row[f"{metric}_std"] = stdev(values) if len(values) > 1 else None
+    for total in ("parameters", "dense_parameters"):
+        row[total] = results[0][total]
+    for measured in ("seconds", "rows_per_second"):
+        row[measured] = mean(result[measured] for result in results)
+    return row
+
+
+def markdown(rows: Sequence[Mapping[str, Any]], optimum: float | None) -> str:
+    """The table, with the best possible logloss as its last line and each model's distance from it, if known."""
+    cells = [_cells(row, optimum) for row in rows]
+    if optimum is not None:
+        cells.append({"model": "Bayes optimum", "logloss": f"{optimum:.4f}"})
+    columns = list(cells[0])
+    lines = [columns, *([row.get(column, "") for column in columns] for row in cells)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines.insert(1, ["-" * width for width in widths])
+    padded = ([cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in padded)
+
+
+def _cells(row: Mapping[str, Any], optimum: float | None) -> dict[str, str]:
+    cells = {"model": row["model"], "logloss": _metric(row, "logloss")}
+    if optimum is not None:
+        cells["above optimum"] = f"{row['logloss'] - optimum:.4f}"
+    cells |= {name: _metric(row, name.lower()) for name in ("AUC", "accuracy") if name.lower() in row}
+    return cells | {
+        "parameters": f"{row['parameters']:,}",
+        "without embeddings": f"{row['dense_parameters']:,}",
+        "seconds": f"{row['seconds']:.1f}",
+        "rows/s": f"{row['rows_per_second']:,.0f}",
+    }
+
+
+def _metric(row: Mapping[str, Any], name: str) -> str:
+    spread = row[f"{name}_std"]
+    return f"{row[name]:.4f}" + (f" ± {spread:.4f}" if spread is not None else "")

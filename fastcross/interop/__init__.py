@@ -1,0 +1,1 @@
+"""Existing recommenders on these operators, and models for where fastcross is not installed."""

@@ -1,0 +1,135 @@
+"""Make the cross networks of an existing model run on these operators, in place.
+
+A swapped module stays the object it was, with the same parameters under the same names; only its class changes, to a
+subclass of its own that overrides the one method which computes the cross network. So checkpoints load both ways, the
+optimiser keeps its state, and hooks, ``.to()``, ``deepcopy``, pickle, DDP, FSDP and torch.compile go on as before.
+"""
+
+import functools
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fastcross.interop.peers import PEERS, Peer, path, recognise
+from fastcross.ops.functional import cross_network
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One module: its name in the model, its class, and what there is to say about it."""
+
+    name: str
+    kind: str
+    note: str
+
+
+@dataclass
+class Report:
+    """What :func:`swap` did; prints as text."""
+
+    swapped: list[Entry] = field(default_factory=list)
+    restored: list[Entry] = field(default_factory=list)
+    left: list[Entry] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = []
+        for what in ("swapped", "restored", "left"):
+            for entry in getattr(self, what):
+                lines.append(f"{what} {entry.name or '(the model itself)'} ({entry.kind}): {entry.note}")
+        return "\n".join(lines) or "nothing to do: no cross network of a package that fastcross knows"
+
+
+def swap(model: nn.Module, *, undo: bool = False) -> Report:
+    """Make every rank-one cross network in ``model`` run on these operators, in place.
+
+    Known are the modules of DeepCTR-Torch, TorchRec, FuxiCTR, torchfm, TorchEasyRec and RecBole, anywhere in the model.
+    A module whose code or shapes are not the known ones is left alone and named in the report, with the reason.
+
+    Args:
+        model: any module; a cross network itself, too.
+        undo: give the swapped modules their own code back.
+
+    Returns:
+        What was swapped (or restored), and what looked like a cross network and was left.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
+    report = Report()
+    for name, module in model.named_modules():
+        kind = path(type(module))
+        if undo:
+            if "peer_class" in vars(type(module)):
+                module.__class__ = type(module).peer_class
+                report.restored.append(Entry(name, kind, "runs its own code"))
+            elif isinstance(module, Swapped):
+                report.left.append(Entry(name, kind, "its class was changed again after the swap"))
+        elif isinstance(module, Swapped):
+            report.left.append(Entry(name, kind, "already swapped"))
+        elif isinstance(found := recognise(module), Peer):
+            module.__class__ = swapped_class(type(module))  # type: ignore[arg-type]
+            num_layers, in_features = found.parameters_on_meta(module)[0].shape
+            report.swapped.append(Entry(name, kind, f"L = {num_layers}, d = {in_features}"))
+        elif found is not None:
+            report.left.append(Entry(name, kind, found))
+    return report
+
+
+class Swapped(nn.Module):
+    """What the classes of swapped modules have in common."""
+
+    peer_class: type
+
+    def __reduce_ex__(self, protocol: Any) -> tuple:
+        # The generated class cannot be found by name: name the package's own and generate it again.
+        reduced: Any = super().__reduce_ex__(max(int(protocol), 2))
+        function, (cls, *arguments), *state = reduced
+        assert cls is type(self)
+        return _new, (cls.peer_class, function, *arguments), *state
+
+    def extra_repr(self) -> str:
+        return ", ".join(filter(None, (super().extra_repr(), "on fastcross")))
+
+
+def _new(peer_class: type, function: Any, *arguments: Any) -> Any:
+    return function(swapped_class(peer_class), *arguments)
+
+
+@functools.cache
+def swapped_class(peer_class: Any) -> Any:
+    """The subclass of a package's class (or of a user's subclass of it) that runs on these operators."""
+    peer = next(PEERS[path(cls)] for cls in peer_class.__mro__ if path(cls) in PEERS)
+    original = getattr(peer_class, peer.method)
+    (_, argument) = inspect.signature(original).parameters
+
+    @functools.wraps(original)
+    def method(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+        x0: Any = args[0] if args else kwargs.get(argument)
+        weight, bias = peer.parameters(self)
+        if len(args) + len(kwargs) != 1 or not _takes(peer, x0, weight, bias):
+            return original(self, *args, **kwargs)
+        # Under autocast the package adds a half-precision product to a float32 bias, and returns float32.
+        return cross_network(x0.to(bias.dtype), weight, bias)
+
+    # The package's own name, since some look modules up by it.
+    names = {name: getattr(peer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(peer_class.__name__, (Swapped, peer_class), {**names, "peer_class": peer_class, peer.method: method})
+
+
+def _takes(peer: Peer, x0: Any, weight: Tensor, bias: Tensor) -> bool:
+    """Whether the operator and the package agree on this input; anything else, errors included, is the package's."""
+    # An FX proxy is no tensor; a TorchScript trace cannot hold the autograd Function.
+    if not isinstance(x0, Tensor) or torch.jit.is_tracing():
+        return False
+    if x0.dim() < 1 or x0.shape[-1] != weight.shape[1] or x0.device != weight.device:
+        return False
+    if x0.dim() != 2 and not peer.leading_dimensions:
+        return False
+    if x0.dtype == weight.dtype == bias.dtype:
+        return True
+    halves = (torch.float16, torch.bfloat16)
+    return (
+        x0.dtype in halves and weight.dtype == bias.dtype == torch.float32 and torch.is_autocast_enabled(x0.device.type)
+    )

@@ -1,0 +1,1 @@
+"""Modules: parameters and initialisation only."""

@@ -1,0 +1,1 @@
+"""The Deep & Cross Network and the models the paper compares it with."""

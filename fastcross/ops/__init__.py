@@ -1,0 +1,1 @@
+"""The operators: schema, fake, autograd Function and public function of each."""

@@ -1,0 +1,1 @@
+"""Training: configuration, loop, evaluation, run folder."""

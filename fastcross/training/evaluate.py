@@ -1,0 +1,52 @@
+"""Predictions and metrics of a model on batches, without gradients."""
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from fastcross.data import Batch, Cache
+from fastcross.training import metrics
+from fastcross.training.ranks import ALONE, Ranks
+
+BATCH_SIZE = 4096  # nothing is kept for a backward pass, so batches may be larger than in training
+
+
+def gains_from_bf16(device: torch.device) -> bool:
+    """GPUs with bfloat16 units gain; CPUs mostly emulate it, so there it is off unless asked for."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def predict(model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Logits of all rows, and their labels if the batches have them, on the CPU; leaves the model's mode as it was."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    logits, labels = [], []
+    try:
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            for batch in batches:
+                batch = batch.to(device, non_blocking=True)
+                logits.append(model(batch.dense, batch.categorical, batch.bags).float().cpu())
+                if batch.label is not None:
+                    labels.append(batch.label.cpu())
+    finally:
+        model.train(was_training)
+    if not logits:
+        raise ValueError("nothing to predict: the data has 0 rows")
+    return torch.cat(logits), torch.cat(labels) if labels else None
+
+
+def evaluate(
+    model: nn.Module, cache: Cache, part: str, *, bf16: bool = False, ranks: Ranks = ALONE
+) -> dict[str, float]:
+    """The metrics of :func:`fastcross.metrics.summarise` on one part of a cache, over the rows of all ranks."""
+    if not cache.sizes.get(part):
+        raise ValueError(f"the cache {cache.path} has no rows in part {part!r}; its sizes are {cache.sizes}")
+    batches = cache.batches(part, BATCH_SIZE, rank=ranks.rank, world_size=ranks.size)
+    logits, label = predict(model, batches, bf16=bf16)
+    assert label is not None, "a cache holds labels"
+    logits, label = ranks.gather(logits), ranks.gather(label)
+    if not logits.isfinite().all():
+        raise ValueError(f"{int((~logits.isfinite()).sum())} of {logits.numel()} predictions on {part} are not finite")
+    return ranks.share(metrics.summarise(logits, label) if ranks.rank == 0 else {})

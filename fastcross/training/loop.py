@@ -1,0 +1,243 @@
+"""The training loop of section 4.2: Adam, batch 512, gradient clip norm 100, early stopping on validation logloss.
+
+The state of a run is its step number, the model, the optimiser, the random generators and the history so far; the order
+of the batches follows from (seed, epoch). So a run that was killed continues from its last checkpoint bit for bit.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from fastcross import optim
+from fastcross.data import Batch, Cache
+from fastcross.models.dcn import Model
+from fastcross.training.config import TrainingConfig, learning_rate
+from fastcross.training.evaluate import evaluate, gains_from_bf16
+from fastcross.training.ranks import ALONE, Ranks
+from fastcross.training.run_folder import History, Run
+from fastcross.training.watch import Watch, stop_signals
+
+
+class Interrupted(Exception):
+    """SIGINT or SIGTERM arrived; the state of the run is saved."""
+
+
+class Trainer:
+    """Trains ``model`` on a cache; with a run folder it leaves metrics, checkpoints and curves there.
+
+    Args:
+        model: trained on the device where its parameters are.
+        cache: parts "train", "validation" and "test"; without validation rows the last weights count as the best.
+        run: where to leave things; with None the best weights are kept in memory only.
+        header: what best.safetensors holds beside the weights, so that the model can be rebuilt from it.
+        facts: what the result holds beside the metrics.
+        show: called with one line per evaluation; there is a progress bar too where standard error is a terminal.
+        ranks: the processes that train together; each takes its share of every batch.
+        optimizer: for a model that :func:`fastcross.optim.configure` does not know how to update.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: Cache,
+        config: TrainingConfig,
+        run: Run | None = None,
+        *,
+        header: dict[str, Any] | None = None,
+        facts: dict[str, Any] | None = None,
+        show: Callable[[str], None] | None = None,
+        ranks: Ranks = ALONE,
+        optimizer: optim.Optimizer | None = None,
+    ) -> None:
+        if not cache.sizes.get("train"):
+            raise ValueError(f"the cache {cache.path} has no training rows; its sizes are {cache.sizes}")
+        self.model, self.cache, self.config, self.run = model, cache, config, run
+        self.header, self.facts, self.show, self.ranks = header or {}, facts or {}, show, ranks
+        self.device = next(model.parameters()).device
+        self.bf16 = gains_from_bf16(self.device) if config.bf16 is None else config.bf16
+        self.optimizer = optimizer or optim.configure(model, lr=config.lr, name=config.optimizer)
+        self.watch = Watch(model, config.max_loss, self.device)
+        # A short last batch would skew batch normalisation (and one row breaks it): dropped unless it is the only one.
+        self.drop_last = cache.sizes["train"] >= config.batch_size
+        self.rows_per_step = min(config.batch_size, cache.sizes["train"])
+        if self.rows_per_step < ranks.size:
+            raise ValueError(f"a batch needs a row for each of the {ranks.size} ranks; got {self.rows_per_step} rows")
+        self.steps_per_epoch = cache.num_batches("train", config.batch_size, drop_last=self.drop_last)
+        self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or sys.maxsize)
+        self.evaluate_every = config.evaluate_every or self.steps_per_epoch
+
+        self.step = 0
+        self.best_step, self.best_logloss = 0, math.inf
+        self.stale = 0  # evaluations since the best one
+        self.decays = 0
+        self.seconds = 0.0  # of training: batches and steps, without evaluations and checkpoints
+        self.history: History = []
+        self.best_weights: dict[str, Tensor] = {}
+
+    def fit(self) -> dict[str, Any]:
+        """Train to the end, give the model its best weights, and return the result (what result.json holds)."""
+        saved = mark = time.perf_counter()
+        with stop_signals() as stop, self._progress() as bar:
+            while not self.finished:
+                for batch in self._rest_of_epoch():
+                    self._train(batch.to(self.device, non_blocking=True))
+                    self.seconds += time.perf_counter() - mark
+                    bar.update(len(batch))
+                    if self.step % self.evaluate_every == 0 or self.step == self.total_steps:
+                        self._evaluate(bar)
+                    due = time.perf_counter() - saved >= self.config.checkpoint_seconds
+                    stopping, due = self.ranks.any(bool(stop), due)
+                    if self.run and (stopping or due):
+                        self.save()
+                        saved = time.perf_counter()
+                    if stopping:
+                        raise Interrupted(f"interrupted at step {self.step} of {self.total_steps}")
+                    if self.finished:
+                        break
+                    mark = time.perf_counter()
+        return self._finish()
+
+    @property
+    def finished(self) -> bool:
+        return self.step >= self.total_steps or 0 < self.config.patience <= self.stale
+
+    def _rest_of_epoch(self) -> Iterator[Batch]:
+        epoch, position = divmod(self.step, self.steps_per_epoch)
+        return self.cache.batches(
+            "train",
+            self.config.batch_size,
+            shuffle=True,
+            seed=self.config.seed,
+            epoch=epoch,
+            start=position,
+            drop_last=self.drop_last,
+            rank=self.ranks.rank,
+            world_size=self.ranks.size,
+        )
+
+    def _train(self, batch: Batch) -> None:
+        rate = learning_rate(self.config, self.step, self.total_steps, self.decays)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.model.train()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            logits = self.model(batch.dense, batch.categorical, batch.bags)
+        assert batch.label is not None
+        # The mean over the ranks of their losses, so weighted, is the mean over the rows of the whole batch.
+        weight = len(batch) * self.ranks.size / self.rows_per_step
+        loss = weight * self.model.loss(logits.float(), batch.label)
+        self.optimizer.zero_grad()
+        loss.backward()
+        norm = self.optimizer.clip_grad_norm(self.config.clip_norm or math.inf)
+        epoch, position = divmod(self.step, self.steps_per_epoch)
+        where = f"step {self.step + 1} (epoch {epoch + 1}, batch {position + 1} of {self.steps_per_epoch})"
+        self.watch.add(where, batch, logits, self.ranks.mean(loss.detach()), norm)
+        self.optimizer.step()
+        self.step += 1
+
+    def _evaluate(self, bar: tqdm) -> None:
+        row = {
+            "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            "seconds": self.seconds,
+            "lr": learning_rate(self.config, self.step - 1, self.total_steps, self.decays),
+            "train_loss": self.watch.mean_loss(),
+        }
+        if self.cache.sizes.get("validation"):
+            found = evaluate(self.model, self.cache, "validation", bf16=self.bf16, ranks=self.ranks)
+            row |= {f"validation_{name}": value for name, value in found.items()}
+        self.history.append(row)
+        logloss = row.get("validation_logloss", -math.inf)
+        if logloss < self.best_logloss or math.isinf(logloss):
+            self.best_step, self.best_logloss, self.stale = self.step, logloss, 0
+            self._keep_best(row)
+        else:
+            self.stale += 1
+            self.decays += self.config.schedule == "plateau"
+        if self.run:
+            self.run.write_history(self.history)
+        shown = ("train_loss", "validation_logloss", "validation_auc", "validation_accuracy")
+        line = ", ".join(f"{name.replace('_', ' ')} {row[name]:.4f}" for name in shown if name in row)
+        if self.show:
+            with bar.external_write_mode():
+                self.show(f"epoch {row['epoch']:.2f}, step {self.step}: {line}")
+
+    def _keep_best(self, row: dict[str, float]) -> None:
+        weights = self.model.state_dict()
+        if self.run:
+            self.run.save("best", {**self.header, "step": self.step, "metrics": row, "model": weights})
+        else:
+            self.best_weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
+
+    def _finish(self) -> dict[str, Any]:
+        if self.run:
+            self.save()
+        weights = self.run.load("best", {"model": self.model.state_dict()})["model"] if self.run else self.best_weights
+        self.model.load_state_dict(weights)
+        result: dict[str, Any] = {
+            **self.facts,
+            "steps": self.step,
+            "best_step": self.best_step,
+            "stopped_early": self.step < self.total_steps,
+            "seconds": self.seconds,
+            "rows_per_second": self.step * self.rows_per_step / self.seconds,
+        }
+        for part in ("validation", "test"):
+            if self.cache.sizes.get(part):
+                result[part] = evaluate(self.model, self.cache, part, bf16=self.bf16, ranks=self.ranks)
+        if self.run:
+            self.run.finish(result, self.history)
+        return result
+
+    def save(self) -> None:
+        """Everything that :meth:`resume` needs, as the run's checkpoint "last"."""
+        assert self.run is not None
+        self.watch.read()
+        self.run.save("last", self.state_dict())
+
+    def resume(self) -> None:
+        """Go on from the checkpoint "last"; from the start where the run was killed before its first one."""
+        assert self.run is not None
+        self.run.remove_leftovers()
+        if self.run.holds("last"):
+            self.load_state_dict(self.run.load("last", self.state_dict()))
+
+    def state_dict(self) -> dict[str, Any]:
+        cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
+        return {
+            **{name: getattr(self, name) for name in _COUNTERS},
+            "loss": [self.watch.loss_sum, self.watch.loss_count],
+            "rng": [torch.get_rng_state(), *cuda],
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in _COUNTERS:
+            setattr(self, name, state[name])
+        self.watch.loss_sum, self.watch.loss_count = state["loss"]
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        torch.set_rng_state(state["rng"][0])
+        if self.device.type == "cuda" and len(state["rng"]) > 1:
+            torch.cuda.set_rng_state(state["rng"][1], self.device)
+
+    def _progress(self) -> tqdm:
+        """Rows trained, throughput and time left; tqdm keeps quiet where standard error is not a terminal."""
+        return tqdm(
+            total=self.total_steps * self.rows_per_step,
+            initial=self.step * self.rows_per_step,
+            unit=" rows",
+            unit_scale=True,
+            dynamic_ncols=True,
+            disable=None if self.show else True,
+        )
+
+
+_COUNTERS = ("step", "best_step", "best_logloss", "stale", "decays", "seconds", "history")

@@ -1,0 +1,1 @@
+"""The CPU kernels, compiled by Numba, and the small runtime they share."""

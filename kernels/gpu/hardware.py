@@ -1,0 +1,16 @@
+"""What launch.py needs to know of a device, from the properties that PyTorch has cached: no synchronisation."""
+
+import functools
+
+import torch
+
+from fastcross.kernels.gpu.launch import Hardware
+
+
+@functools.cache
+def of(device: torch.device) -> Hardware:
+    """The defaults stand for the interpreter and for devices whose properties PyTorch does not give."""
+    if device.type != "cuda":
+        return Hardware()
+    properties = torch.cuda.get_device_properties(device)
+    return Hardware(properties.multi_processor_count, getattr(properties, "warp_size", 32))

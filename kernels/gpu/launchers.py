@@ -1,0 +1,28 @@
+"""The launchers of the Triton kernels, each on the device of its operands."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fastcross.kernels.gpu import cross_layer, cross_logits, cross_network
+
+
+def _on_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
+    """Triton launches on the current device, which need not be the operands'."""
+
+    @functools.wraps(launcher)
+    def launch(*args: Any) -> Any:
+        with torch.cuda.device_of(args[0]):
+            return launcher(*args)
+
+    return launch
+
+
+cross_layer_fwd = _on_device(cross_layer.cross_layer_fwd)
+cross_layer_bwd = _on_device(cross_layer.cross_layer_bwd)
+cross_network_fwd = _on_device(cross_network.cross_network_fwd)
+cross_network_bwd = _on_device(cross_network.cross_network_bwd)
+cross_logits_fwd = _on_device(cross_logits.cross_logits_fwd)
+cross_logits_bwd = _on_device(cross_logits.cross_logits_bwd)

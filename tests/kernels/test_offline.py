@@ -1,0 +1,55 @@
+"""Every Triton kernel compiles for every target: no spills, 128-bit words, rows moved as the floor asks.
+
+The whole grid is ``python -m benchmarks.static.offline``. Here: the paper's shape on all targets, all of its shapes on
+one target of each vendor. Made with the pinned Triton; numbers move between its releases.
+"""
+
+import os
+
+import pytest
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET", "") not in ("", "0"):
+    pytest.skip("an interpreting process cannot compile", allow_module_level=True)
+
+from benchmarks.static import offline
+from benchmarks.static.machine_code import Code
+from benchmarks.static.offline import FLOOR, TARGETS, WIDTHS, Case
+
+
+def faults(cases):
+    return [f"{case}: {'; '.join(wrong)}" for case, _, wrong in offline.survey(cases) if wrong]
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_paper_shape_on_every_target(dtype):
+    assert not faults([Case(target, operator, 1026, 6, dtype, "aligned") for target in TARGETS for operator in FLOOR])
+
+
+@pytest.mark.parametrize("target", ["sm_90", "gfx942"])
+def test_every_shape(target):
+    operators = ("cross_network_fwd", "cross_network_bwd")
+    assert not faults([Case(target, operator, d, 8, "fp32", "aligned") for d in WIDTHS for operator in operators])
+
+
+def test_packed_rows_take_the_words_their_stride_allows():
+    cases = [Case("sm_90", "cross_network_fwd", d, 1, "fp32", "packed") for d in (1026, 429, 624)]
+    lines = [line for _, line, wrong in offline.survey(cases, processes=1) if not wrong]
+    assert [line[offline.COLUMNS.index("word")] for line in lines] == ["64", "32", "128"]
+
+
+def test_faults_are_named():
+    case = Case("sm_90", "cross_network_fwd", 1026, 6, "fp32", "aligned")
+    good = Code(registers=100, spills=0, words=frozenset({128}), reads=1, writes=1)
+    assert offline.describe(case, [good])[1] == []
+    bad = Code(registers=255, spills=16, words=frozenset({32, 128}), reads=2, writes=1)
+    assert offline.describe(case, [bad])[1] == ["spills 16", "words of 32 bits", "moves 2 + 1, floor 1 + 1"]
+
+
+def test_command_narrows_and_explains_itself(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        offline.main(["--help"])
+    assert "--targets" in capsys.readouterr().out
+    narrowed = ["--targets=sm_80", "--kernels=cross_layer_fwd", "--shapes=54", "--layers=1", "--dtypes=fp32"]
+    assert offline.main(narrowed) == 0
+    assert "1 case: no spills" in capsys.readouterr().out

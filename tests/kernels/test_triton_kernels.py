@@ -1,0 +1,244 @@
+"""The Triton kernels: output and every gradient, by DESIGN's rule, on a GPU or in Triton's interpreter.
+
+    err(ours, ref64) <= 2 · err(eager loop in the same dtype, ref64) + atol
+
+atol is four units in the last place of the largest value: both errors are maxima of a handful of roundings, and what
+one order of a sum loses another may win; in the interpreter a store to bfloat16 truncates, which is a whole unit
+instead of half of one. In float64 the eager loop is itself the reference, and atol alone counts.
+
+A process either interprets or compiles: tests/test_triton_interpreter.py runs this file with TRITON_INTERPRET=1. Run
+otherwise, the tests need a GPU, which is looked for when one runs and not when they are collected.
+"""
+
+import os
+
+import pytest
+import torch
+
+import fastcross
+from fastcross import reference
+
+INTERPRETING = os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
+pytestmark = [] if INTERPRETING else [pytest.mark.gpu]
+OPERATORS = ("cross_layer", "cross_network", "cross_logits")
+HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+if INTERPRETING:
+    from triton.runtime.interpreter import InterpretedFunction
+
+    _call = InterpretedFunction.__call__
+
+    def _call_helper(self, *args, **kwargs):
+        # The interpreter patches triton.language anew at every call of a helper, which takes half of its time; for our
+        # helpers the launch has done so already.
+        return self.rewrite()(*args, **kwargs) if "fastcross" in self.fn.__module__ else _call(self, *args, **kwargs)
+
+    InterpretedFunction.__call__ = _call_helper
+
+
+@pytest.fixture
+def device():
+    if INTERPRETING:
+        return "cpu"
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU, and TRITON_INTERPRET is not set")
+    return "cuda"
+
+
+@pytest.fixture(autouse=True)
+def fresh_memory_is_nan():
+    """What a kernel leaves unwritten shows as NaN."""
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture(autouse=True)
+def few_programs(monkeypatch):
+    """In the interpreter as if on a small GPU, so that a program has several tiles of rows to go through."""
+    if INTERPRETING:
+        from fastcross.kernels.gpu import hardware
+
+        monkeypatch.setattr(hardware, "of", lambda device: hardware.Hardware(processors=1))
+
+
+def operands(operator, rows, d, layers, dtype, device, bias=True, stride=None, params=None, outputs=2):
+    """x0 [, x], weight, bias [, head]; rows of unit variance with ``stride`` elements from one to the next."""
+    generator = torch.Generator().manual_seed(rows + d + layers)
+
+    def normal(*shape, scale=1.0):
+        return torch.randn(*shape, generator=generator, dtype=DOUBLE) * scale
+
+    def x():
+        return normal(rows, stride or d).to(dtype).to(device)[:, :d]
+
+    def parameter(*shape, scale):
+        return normal(*shape, scale=scale).to(params or dtype).to(device)
+
+    weight = parameter(layers, d, scale=(d * layers) ** -0.5)
+    b = parameter(layers, d, scale=0.3) if bias else None
+    if operator == "cross_layer":
+        return x(), x(), weight[-1], None if b is None else b[-1]
+    if operator == "cross_network":
+        return x(), weight, b
+    return x(), weight, b, parameter(outputs, d, scale=d**-0.5)
+
+
+def evaluate(function, tensors, dtype=None, **options):
+    """The output and the gradients of all operands, for an incoming gradient that is the same in every dtype."""
+    leaves = [None if t is None else (t if dtype is None else t.to(dtype)).detach().requires_grad_() for t in tensors]
+    y = function(*leaves, **options)
+    dy = torch.linspace(-1, 1, y.numel() + y.shape[0], dtype=torch.float32, device=y.device)
+    dy = dy.bfloat16().to(y.dtype).view(y.shape[0], y.shape[1] + 1)[:, :-1]  # rows with a stride of their own
+    grads = torch.autograd.grad(y, [t for t in leaves if t is not None], dy)
+    return [y.detach(), *grads]
+
+
+def assert_as_good_as_eager(operator, tensors):
+    exact = evaluate(getattr(reference, operator), tensors, DOUBLE)
+    eager = evaluate(getattr(reference, operator), tensors, tensors[0].dtype)
+    ours = evaluate(getattr(fastcross, operator), tensors, backend="triton")
+    kinds = [tensors[0].dtype, *(t.dtype for t in tensors if t is not None)]
+    for i, (o, e, x, kind) in enumerate(zip(ours, eager, exact, kinds, strict=True)):
+        assert o.dtype == kind
+        assert o.shape == x.shape
+        if x.numel() == 0:
+            continue
+        atol = (4096 if e.dtype == DOUBLE else 4) * torch.finfo(e.dtype).eps * x.abs().max()
+        error, allowed = (o.double() - x).abs().max(), 2 * (e.double() - x).abs().max() + atol
+        assert error <= allowed, f"result {i} of {operator}: error {error:.3g}, allowed {allowed:.3g}"
+    return ours
+
+
+CASES = {  # rows, d, layers, dtype, further arguments
+    "one row": (1, 16, 3, SINGLE, {}),
+    "no rows": (0, 5, 2, SINGLE, {}),
+    "one feature": (9, 1, 3, SINGLE, {}),
+    "odd": (7, 33, 6, SINGLE, {}),
+    "odd, no bias": (7, 33, 6, SINGLE, {"bias": False}),
+    "odd, float64": (7, 33, 3, DOUBLE, {}),
+    "odd, float16": (7, 33, 3, HALF, {"bias": False}),
+    "odd, bfloat16": (7, 33, 3, BF16, {}),
+    "wide": (63, 1000, 3, SINGLE, {"bias": False}),
+    "paper": (5, 1026, 6, SINGLE, {}),
+    "paper, one layer": (5, 1026, 1, BF16, {}),
+    "paper, aligned": (5, 1026, 6, SINGLE, {"stride": 1040}),
+    "paper, aligned bfloat16": (9, 1026, 6, BF16, {"stride": 1040}),
+    "paper, half aligned": (5, 390, 3, HALF, {"stride": 396}),
+    "mixed": (7, 54, 3, BF16, {"params": SINGLE, "stride": 64}),
+    "mixed float16": (3, 54, 3, HALF, {"params": SINGLE}),
+    "deep": (5, 40, 16, SINGLE, {}),
+    "deepest": (3, 17, 64, SINGLE, {}),
+    "sums in memory": (9, 300, 33, SINGLE, {"bias": False}),
+    "long": (3, 5000, 3, SINGLE, {"stride": 5008}),
+    "longer": (1, 16384, 2, BF16, {"outputs": 1, "bias": False}),
+    "longest": (2, 42000, 1, SINGLE, {"outputs": 1, "bias": False}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_output_and_gradients(operator, case, device):
+    rows, d, layers, dtype, further = CASES[case]
+    assert_as_good_as_eager(operator, operands(operator, rows, d, layers, dtype, device, **further))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_same_bits_again(operator, device):
+    tensors = operands(operator, 70, 20, 3, SINGLE, device)
+    first, second = (evaluate(getattr(fastcross, operator), tensors, backend="triton") for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("d", [20, 4200])
+def test_only_needed_gradients(operator, d, device):
+    from fastcross.kernels.gpu import launchers as gpu
+
+    tensors = operands(operator, 5, d, 2, SINGLE, device)
+    dy = torch.ones(5, 2 if operator == "cross_logits" else d, device=device)
+    fwd, bwd = getattr(gpu, f"{operator}_fwd"), getattr(gpu, f"{operator}_bwd")
+    saved = tensors[:3] if operator == "cross_layer" else (*tensors, fwd(*tensors, True)[1])
+    count = len(tensors)
+    every = bwd(dy, *saved, [True] * count)
+    for i in range(count):
+        for needs in ([j == i for j in range(count)], [j != i for j in range(count)]):
+            for grad, full, needed in zip(bwd(dy, *saved, needs), every, needs, strict=True):
+                if needed:  # the sums' order may be another: registers that others do not need hold more rows
+                    torch.testing.assert_close(grad, full, rtol=0, atol=1e-5 * full.abs().max().item())
+                else:
+                    assert grad.numel() == 0
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("d", [30, 33, 4200])
+def test_writes_nothing_between_rows(operator, d, device, monkeypatch):
+    """Rows are written into the middle of a larger tensor; what lies around them and between them stays as it was."""
+    from fastcross.kernels.gpu import cross_layer, cross_network
+
+    bands = []
+
+    def empty_rows(x):
+        rows, width = x.shape
+        band = x.new_full((rows + 4, width + 14 + (-width) % 16), 7.0)
+        bands.append((band, width))
+        return band[2:-2, 8 : 8 + width]
+
+    monkeypatch.setattr(cross_layer, "empty_rows", empty_rows)
+    monkeypatch.setattr(cross_network, "empty_rows", empty_rows)
+    assert_as_good_as_eager(operator, operands(operator, 6, d, 2, SINGLE, device, stride=d + 7))
+    assert bands
+    for band, width in bands:
+        assert not (band[2:-2, 8 : 8 + width] == 7).any()
+        band[2:-2, 8 : 8 + width] = 7
+        assert (band == 7).all()
+
+
+def test_non_finite_values_stay_in_their_row(device):
+    x0, weight, bias = operands("cross_network", 9, 70, 2, SINGLE, device)
+    x0 = x0.clone()
+    x0[4, 69] = float("nan")
+    y = fastcross.cross_network(x0, weight, bias, backend="triton")
+    assert y[4].isnan().all()
+    assert y[[0, 1, 2, 3, 5, 6, 7, 8]].isfinite().all()
+
+
+def test_parameters_of_any_layout(device):
+    x0, weight, bias = operands("cross_network", 4, 33, 3, SINGLE, device)
+    turned = [t.T.contiguous().T for t in (weight, bias)]
+    assert turned[0].stride(1) != 1
+    expected = evaluate(fastcross.cross_network, (x0, weight, bias), backend="triton")
+    results = evaluate(fastcross.cross_network, (x0, *turned), backend="triton")
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+
+
+@pytest.mark.skipif(INTERPRETING, reason="a graph is captured on a GPU")
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_cuda_graph(operator, device):
+    tensors = operands(operator, 64, 1026, 6, SINGLE, device)
+    expected = evaluate(getattr(fastcross, operator), tensors, backend="triton")
+    torch.use_deterministic_algorithms(False)  # filling fresh memory is no part of the graph
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = evaluate(getattr(fastcross, operator), tensors, backend="triton")
+    graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))
+
+
+@pytest.mark.skipif(INTERPRETING, reason="an hour in the interpreter")
+def test_more_than_2_31_elements(device):
+    torch.use_deterministic_algorithms(False)
+    rows, d = 2**31 // 1024 + 5, 1024
+    if torch.cuda.mem_get_info()[0] < 5 * rows * d * 2:
+        pytest.skip(f"needs {5 * rows * d * 2 / 2**30:.0f} GiB")
+    _, weight, bias = operands("cross_network", 1, d, 3, SINGLE, device)
+    x0 = torch.randn(rows, d, device=device, dtype=BF16).requires_grad_()
+    y = fastcross.cross_network(x0, weight, bias, backend="triton")
+    (dx0,) = torch.autograd.grad(y, x0, y.detach())
+    tail = x0.detach()[-9:].clone().requires_grad_()
+    y_tail = fastcross.cross_network(tail, weight, bias, backend="torch")
+    (dx0_tail,) = torch.autograd.grad(y_tail, tail, y.detach()[-9:])
+    torch.testing.assert_close(y[-9:], y_tail)
+    torch.testing.assert_close(dx0[-9:], dx0_tail)

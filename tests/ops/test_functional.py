@@ -1,0 +1,82 @@
+"""Bad input is refused at the door, naming both values; the backend asked for is the one that runs, or an error."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import fastcross
+
+X0, W, B, V = torch.randn(6, 5), torch.randn(3, 5), torch.randn(3, 5), torch.randn(2, 5)
+
+
+def network(x0=X0, weight=W, bias=B, **options):
+    return fastcross.cross_network(x0, weight, bias, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "names"),
+    [
+        (lambda: network(weight=torch.randn(3, 4)), ValueError, ["(3, 4)", "(6, 5)"]),
+        (lambda: network(weight=torch.randn(5)), ValueError, ["(5,)", "(6, 5)"]),
+        (lambda: network(weight=torch.randn(0, 5)), ValueError, ["(0, 5)", "(6, 5)"]),
+        (lambda: network(bias=torch.randn(2, 5)), ValueError, ["(2, 5)", "3 rows of weight"]),
+        (lambda: network(bias=torch.randn(3, 6)), ValueError, ["(3, 6)", "(6, 5)"]),
+        (lambda: network(weight=None), TypeError, ["weight is missing", "(6, 5)"]),
+        (lambda: network(weight=[1.0]), TypeError, ["list", "(6, 5)"]),
+        (lambda: network(x0=3.0), TypeError, ["float"]),
+        (lambda: network(x0=torch.tensor(1.0)), TypeError, ["()"]),
+        (lambda: network(x0=X0.long()), TypeError, ["torch.int64", "torch.float32"]),
+        (lambda: network(weight=W.long()), TypeError, ["torch.int64", "torch.float32"]),
+        (lambda: network(weight=W.to("meta")), ValueError, ["meta", "cpu"]),
+        (lambda: network(backend="cuda"), ValueError, ["'cuda'", "triton, numba"]),
+        (lambda: network(backend="triton"), ValueError, ["GPU", "cpu"]),
+        (lambda: network(x0=X0.half(), backend="numba"), ValueError, ["torch.float16", "torch.float32"]),
+        (lambda: fastcross.cross_logits(X0, W, B, None), TypeError, ["head is missing", "(6, 5)"]),
+        (lambda: fastcross.cross_logits(X0, W, B, torch.randn(2, 4)), ValueError, ["(2, 4)", "(6, 5)"]),
+        (lambda: fastcross.cross_layer(X0, torch.randn(6, 4), W[0]), ValueError, ["x (6, 4)", "x0 (6, 5)"]),
+        (lambda: fastcross.cross_layer(X0, X0.double(), W[0]), TypeError, ["torch.float64", "torch.float32"]),
+        (lambda: fastcross.cross_layer(X0, None, W[0]), TypeError, ["NoneType", "(6, 5)"]),
+        (lambda: fastcross.cross_layer(X0, X0, W), ValueError, ["(3, 5)", "(6, 5)"]),
+        (lambda: fastcross.cross_layer(X0, X0.to("meta"), W[0]), ValueError, ["meta", "cpu"]),
+    ],
+)
+def test_bad_input_is_named(call, error, names):
+    with pytest.raises(error) as caught:
+        call()
+    for name in names:
+        assert name in str(caught.value)
+
+
+def test_auto_takes_the_fused_kernels_on_a_cpu_and_the_closed_form_for_half_precision():
+    from fastcross.ops.functional import _resolve
+
+    assert _resolve("auto", X0) == "numba"
+    assert _resolve("auto", X0.half()) == "torch"
+    assert _resolve("auto", X0.to("meta")) == "torch"
+
+
+def test_missing_package_is_named():
+    script = """
+import sys
+sys.modules["numba"] = None
+import importlib.util, torch, fastcross
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "numba" else find(name, *rest)
+x0, w = torch.randn(3, 4), torch.randn(2, 4)
+assert torch.equal(fastcross.cross_network(x0, w), fastcross.cross_network(x0, w, backend="torch"))
+try:
+    fastcross.cross_network(x0, w, backend="numba")
+except ValueError as error:
+    assert "needs the package numba" in str(error), error
+else:
+    raise SystemExit("no error")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_import_is_light():
+    """Neither Triton nor Numba nor a driver is touched by the import."""
+    script = "import sys, fastcross; assert not {'triton', 'numba'} & set(sys.modules); import torch; "
+    subprocess.run([sys.executable, "-c", script + "assert not torch.cuda.is_initialized()"], check=True)

@@ -1,0 +1,161 @@
+"""The operators amid PyTorch's other machinery: devices by default, tracing, tangents, lazy tensors, forks."""
+
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+import fastcross
+from fastcross import reference
+from fastcross.kernels.cpu import buffers, threads
+
+
+@pytest.fixture
+def operands():
+    torch.manual_seed(0)
+    return torch.randn(8, 9), torch.randn(3, 9) / 3, torch.randn(3, 9)
+
+
+@pytest.mark.parametrize("size", [8, 4096])
+def test_a_default_device_does_not_move_the_scratch(operands, size):
+    x0, w, b = torch.randn(size, 9), *operands[1:]
+    expected = fastcross.cross_network(x0, w, b)
+    with torch.device("meta"):
+        assert torch.equal(fastcross.cross_network(x0, w, b), expected)
+        fastcross.cross_layer(x0, x0, w[0], b[0])
+        x0.requires_grad_()
+        fastcross.cross_network(x0, w, b).backward(expected)
+        fastcross.cross_layer(x0, x0, w[0], b[0]).backward(expected)
+
+
+def test_a_fork_before_the_first_call():
+    """The child has none of the OpenMP threads that the parent's operators started."""
+    script = textwrap.dedent("""
+        import os, signal, sys, time, torch, fastcross
+        torch.set_num_threads(2)
+        a = torch.randn(1500, 1500)
+        a @ a
+        x0, w = torch.randn(4001, 257), torch.randn(5, 257) / 257
+        child = os.fork()
+        if child == 0:
+            fastcross.cross_network(x0, w, w)
+            os._exit(0)
+        deadline = time.monotonic() + 120
+        while os.waitpid(child, os.WNOHANG)[0] == 0:
+            if time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+                sys.exit("the child hangs")
+            time.sleep(0.05)
+    """)
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+def test_a_trace_sees_the_operator(operands):
+    x0, w, b = operands
+    with torch.no_grad():
+        traced = torch.jit.trace(lambda x: fastcross.cross_network(x, w, b, backend="numba"), (x0,), check_trace=False)
+    other = torch.randn_like(x0)
+    torch.testing.assert_close(traced(other), reference.cross_network(other, w, b))
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_tangents_are_carried_along(operands, layers, requires_grad):
+    x0, w, b = operands
+    w, b = w[:layers].clone().requires_grad_(requires_grad), b[:layers]
+    tangent = torch.randn_like(x0)
+    for function in (fastcross.cross_network, reference.cross_network):
+        y, dy = torch.func.jvp(lambda x, f=function: f(x, w, b), (x0,), (tangent,))
+        with forward_ad.dual_level():
+            dual = forward_ad.unpack_dual(function(forward_ad.make_dual(x0, tangent), w, b)).tangent
+        if function is fastcross.cross_network:
+            ours = (y, dy, dual, torch.func.jacfwd(lambda x: fastcross.cross_network(x, w, b).sum(0))(x0))
+    expected = (y, dy, dual, torch.func.jacfwd(lambda x: reference.cross_network(x, w, b).sum(0))(x0))
+    for a, e in zip(ours, expected, strict=True):
+        torch.testing.assert_close(a, e)
+
+
+def test_a_single_row_without_a_batch(operands):
+    x0, w, b = operands
+    for layers in (1, 3):
+        assert fastcross.cross_network(x0[0], w[:layers], b[:layers]).shape == (9,)
+
+
+def test_compiled_with_padded_rows_of_another_dtype(operands):
+    _, w, _ = operands
+    padded = torch.randn(8, 16)[:, :9]
+    double = torch.compile(lambda x, w: fastcross.cross_network(x, w, backend="numba") * 2)
+    torch.testing.assert_close(double(padded, w.double()), 2 * reference.cross_network(padded, w))
+
+
+def test_compiled_with_transposed_weights(operands):
+    x0, w, _ = operands
+    transposed = w.t().contiguous().t().requires_grad_()
+    torch.compile(lambda x, w: fastcross.cross_network(x, w * 2, backend="numba"))(x0, transposed).sum().backward()
+    mine, transposed.grad = transposed.grad, None
+    reference.cross_network(x0, transposed * 2).sum().backward()
+    torch.testing.assert_close(mine, transposed.grad)
+
+
+def test_lazily_negated_and_zero_tensors(operands):
+    x0, w, b = operands
+    negated = torch._neg_view(w)
+    assert negated.is_neg()
+    ours = fastcross.cross_network(x0, negated, b, backend="numba")
+    torch.testing.assert_close(ours, reference.cross_network(x0, negated, b))
+    leaf = x0.clone().requires_grad_()
+    zero = torch._efficientzerotensor((8, 9))
+    (gradient,) = torch.autograd.grad(fastcross.cross_network(leaf, w, b), leaf, zero)
+    assert not gradient.any()
+
+
+def test_what_is_left_of_a_functorch_transform(operands):
+    x0, w, b = operands
+    kept = []
+    torch.func.grad(lambda w: (kept.append(w * 1), w.sum())[1])(w)
+    torch.testing.assert_close(fastcross.cross_network(x0, kept[0], b), reference.cross_network(x0, w, b))
+    x0.requires_grad_()
+    fastcross.cross_network(x0, kept[0], b).sum().backward()
+    assert x0.grad is not None
+
+
+def test_an_interrupted_caller_waits_for_the_others():
+    done = []
+
+    def kernel(i, start, stop):
+        if i == 0:
+            time.sleep(0.1)
+            raise KeyboardInterrupt
+        time.sleep(0.3)
+        done.append(i)
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.run([(0, 1), (1, 2)], kernel)
+    assert done == [1]
+
+
+def test_memory_of_sizes_that_are_no_longer_asked_for_goes_first(monkeypatch):
+    buffers.release()
+    monkeypatch.setattr(buffers, "KEEP", 40 << 20)
+    for rows in range(2000, 6000, 500):
+        buffers.empty_output(torch.empty(rows, 1000))
+    kept = [size for size, queue in buffers._waiting.items() if queue]
+    assert max(kept) >= 5500 * 4000
+    assert sum(kept) <= 40 << 20
+    buffers.release()
+
+
+def test_without_huge_pages(monkeypatch):
+    class Plain(buffers.mmap.mmap):
+        def madvise(self, *_):
+            raise OSError(22, "Invalid argument")
+
+    buffers.release()
+    monkeypatch.setattr(buffers.mmap, "mmap", Plain)
+    assert buffers.empty_output(torch.empty(2048, 600)).shape == (2048, 600)
+    buffers.release()
