@@ -19,9 +19,9 @@ from torch import Tensor
 from fastcross import __version__
 from fastcross.data import Cache, read_for_prediction
 from fastcross.distributed.launch import is_sharded, launch, needs_launch
+from fastcross.files import atomic
 from fastcross.interop.export import export as export_model
 from fastcross.models.dcn import DCN
-from fastcross.training.checkpoint import atomic
 from fastcross.training.evaluate import evaluate as evaluate_part
 from fastcross.training.evaluate import predict as predict_logits
 from fastcross.training.experiment import Trained, load_model, make_plan, run_plan

@@ -9,7 +9,8 @@ from typing import Any
 
 from fastcross.cli.commands import show
 from fastcross.data import Cache
-from fastcross.training.checkpoint import CheckpointError, atomic
+from fastcross.files import atomic
+from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.experiment import make_plan, run_plan
 from fastcross.training.run_folder import Run, draw_curves, write_json
 from fastcross.training.sources import open_source

@@ -4,10 +4,7 @@ Tensors become safetensors entries named by their path (``model.deep.0.weight``)
 the file's metadata. Loading runs no code from the file, unlike pickle, and a file is either whole or not there.
 """
 
-import contextlib
 import json
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,34 +13,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from fastcross.files import atomic
+
 FORMAT = "fastcross-1"
 
 
 class CheckpointError(ValueError):
     """A file that is not a checkpoint, or not a whole one."""
-
-
-@contextlib.contextmanager
-def atomic(path: Path | str) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place, synced to disk, when the block ends without error."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.touch()
-        mode = temporary.stat().st_mode
-        yield temporary
-        temporary.chmod(mode)  # a library that makes its own file may keep it to its owner
-        with open(temporary, "rb") as file:
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 def save(path: Path | str, state: dict[str, Any]) -> None:

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fastcross.files import atomic
 from fastcross.training import checkpoint
-from fastcross.training.checkpoint import CheckpointError, atomic
+from fastcross.training.checkpoint import CheckpointError
 
 History = list[dict[str, float]]
 
