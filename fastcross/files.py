@@ -2,9 +2,11 @@
 
 import contextlib
 import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -34,3 +36,30 @@ def sha256(path: Path | str) -> str:
     """The checksum by which a file is known again."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_checked_json(path: Path | str, content: Mapping[str, Any]) -> None:
+    """``content`` as JSON with a last entry "sha256" over all of it, by which read_checked_json notices any change."""
+    with atomic(path) as temporary:
+        temporary.write_text(_checked_text(content))
+
+
+def read_checked_json(path: Path | str) -> dict[str, Any]:
+    """What write_checked_json wrote, to the byte; a ValueError that names the file for anything else."""
+    text = Path(path).read_bytes()
+    try:
+        content = json.loads(text)
+        if not isinstance(content, dict):
+            raise ValueError(f"a JSON object is expected, got {type(content).__name__}")
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: the file is damaged ({str(error) or type(error).__name__})") from None
+    stored = content.pop("sha256", None)
+    # The whole text is compared, and not the digests alone, so that no byte of the file is left out.
+    if text != _checked_text(content).encode():
+        raise ValueError(f"{path}: the file is damaged; its checksum does not fit its content (stored: {stored})")
+    return content
+
+
+def _checked_text(content: Mapping[str, Any]) -> str:
+    body = json.dumps(content, indent=1)
+    return json.dumps({**content, "sha256": hashlib.sha256(body.encode()).hexdigest()}, indent=1) + "\n"

@@ -9,14 +9,16 @@ from fastcross.data.errors import DataError
 if TYPE_CHECKING:
     from fastcross.data.build import prepare
     from fastcross.data.columns import Columns
+    from fastcross.data.encoder import Encoder
     from fastcross.data.predict import read_for_prediction
 
-__all__ = ["Bag", "Batch", "Cache", "Columns", "DataError", "Schema", "prepare", "read_for_prediction"]
+__all__ = ["Bag", "Batch", "Cache", "Columns", "DataError", "Encoder", "Schema", "prepare", "read_for_prediction"]
 
 # These need pyarrow, which training from a finished cache does not.
 _READERS = {
     "prepare": "fastcross.data.build",
     "Columns": "fastcross.data.columns",
+    "Encoder": "fastcross.data.encoder",
     "read_for_prediction": "fastcross.data.predict",
 }
 

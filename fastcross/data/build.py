@@ -23,19 +23,19 @@ from typing import Any
 import numpy as np
 
 from fastcross._version import __version__
-from fastcross.batch import Schema
 from fastcross.data.atomic import building, reusable
 from fastcross.data.cache import FORMAT_VERSION, Cache
 from fastcross.data.columns import Columns
 from fastcross.data.convert import Block
-from fastcross.data.encode import Standardisation, fit_encoders, write_parts
+from fastcross.data.encode import fit_ids, fit_standardisation, write_parts
+from fastcross.data.encoder import Encoder
 from fastcross.data.errors import DataError, Problems
 from fastcross.data.parallel import map_in_order
 from fastcross.data.sources import Source, detect_format, open_table, resolve_paths
 from fastcross.data.split import PARTS, Split, assign_parts
 from fastcross.data.spool import Spool
 from fastcross.data.table import Table
-from fastcross.data.vocabulary import Vocabulary
+from fastcross.files import write_checked_json
 
 Progress = Callable[[str, int, int], None]
 
@@ -90,40 +90,25 @@ def prepare(
         rows_of_files = _read_all(table, paths, spool, problems, report)
         part = assign_parts(sum(rows_of_files), division, seed, rows_of_files)
         report("count", 0, 1)
-        categorical, bags = fit_encoders(spool, part, min_frequency, hash_buckets)
-        standardise = Standardisation.fit(spool, part)
-        write_parts(spool, part, standardise, folder, report)
+        categorical, bags = fit_ids(spool, part, min_frequency, hash_buckets)
+        encoder = Encoder(format, table.columns, fit_standardisation(spool, part), categorical, bags)
+        write_parts(spool, part, encoder.standardise, folder, report)
         shutil.rmtree(spool.folder)
-        (folder / "vocabulary").mkdir()
-        for kind, encoders in (("categorical", categorical), ("bag", bags)):
-            for i, encoder in enumerate(encoders):
-                if isinstance(encoder, Vocabulary):
-                    encoder.save(folder / "vocabulary" / f"{kind}{i}.arrow")
-        num_outputs = table.columns.num_outputs
-        schema = Schema(
-            dense_names=table.columns.dense or (),
-            categorical_names=table.columns.categorical or (),
-            cardinalities=tuple(e.cardinality for e in categorical),
-            bag_names=table.columns.bags or (),
-            bag_cardinalities=tuple(e.cardinality for e in bags),
-            num_outputs=num_outputs,
-            task="binary" if num_outputs == 1 else "multiclass",
-        )
+        encoder.save(folder / "encoder")
         manifest = {
             "format_version": FORMAT_VERSION,
             "fastcross": __version__,
             "fingerprint": fingerprint,
             "inputs": inputs,
             "configuration": configuration,
-            "schema": schema.to_dict(),
+            "schema": encoder.schema.to_dict(),
+            "encoder": encoder.fingerprint,
             "sizes": dict(zip(PARTS, np.bincount(part, minlength=3).tolist(), strict=True)),
-            "columns": table.columns.to_dict(),
-            "standardisation": {"mean": standardise.mean.tolist(), "scale": standardise.scale.tolist()},
             "skipped": {"rows": len(problems), "examples": problems.examples},
             "seconds": round(time.time() - started, 3),
             "files": {str(f.relative_to(folder)): f.stat().st_size for f in sorted(folder.rglob("*.*")) if f.is_file()},
         }
-        (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
+        write_checked_json(folder / "manifest.json", manifest)
     return Cache.open(cache_path)
 
 

@@ -3,7 +3,7 @@
     manifest.json                what made the cache: inputs, configuration, schema, sizes, what was skipped
     train|validation|test/       dense.npy (N, num_dense) float32, categorical.npy (N, k) int32, label.npy (N,),
                                  bag<i>.values.npy, bag<i>.bounds.npy (N + 1,), bag<i>.weights.npy
-    vocabulary/                  categorical<i>.arrow, bag<i>.arrow: the texts behind the ids, for prediction
+    encoder/                     what turned rows into these arrays, and will do so with rows to predict: encoder.py
 
 Rows are stored one after the other, so a batch in order is one contiguous read per array.
 """
@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,12 @@ from fastcross.data.arrays import gather_ragged, open_array
 from fastcross.data.errors import DataError
 from fastcross.data.order import RowOrder
 from fastcross.data.split import PARTS
+from fastcross.files import read_checked_json
 
-FORMAT_VERSION = 1
+if TYPE_CHECKING:
+    from fastcross.data.encoder import Encoder
+
+FORMAT_VERSION = 2
 Array = npt.NDArray[Any]
 
 
@@ -34,7 +39,8 @@ class Cache:
     """A prepared data set: `Cache.open(path)`, or the result of `prepare`.
 
     schema: its columns; sizes: the rows of "train", "validation", "test"; manifest: what made it; fingerprint: of
-    inputs and configuration, for a run to store and to pass to open() when it resumes.
+    inputs and configuration, for a run to store and to pass to open() when it resumes; encoder: what turned rows into
+    batches, and encoder_fingerprint, by which a run knows whether a cache speaks its language.
     """
 
     def __init__(self, path: Path, manifest: dict[str, Any]) -> None:
@@ -42,6 +48,7 @@ class Cache:
         self.schema = Schema.from_dict(manifest["schema"])
         self.sizes: dict[str, int] = {part: manifest["sizes"][part] for part in PARTS}
         self.fingerprint: str = manifest["fingerprint"]
+        self.encoder_fingerprint: str = manifest["encoder"]
         self._parts: dict[str, dict[str, Array]] = {}
 
     def __repr__(self) -> str:
@@ -63,6 +70,21 @@ class Cache:
             if found != size:
                 raise DataError(f"{path / name}: the cache is damaged; expected {size} bytes, got {found}")
         return cls(path, manifest)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        from fastcross.data.encoder import Encoder  # needs pyarrow, which batches do not
+
+        return Encoder.load(self.path / "encoder")
+
+    def check_encoder(self, fingerprint: str) -> None:
+        """Raise DataError unless the cache was made with the encoder of this fingerprint: ids and numbers of another
+        one mean other things to a model, even where names and cardinalities agree."""
+        if fingerprint != self.encoder_fingerprint:
+            raise DataError(
+                f"{self.path}: the cache was made with another encoder (columns, vocabularies, statistics) than the "
+                f"model; expected encoder {fingerprint[:12]}, got {self.encoder_fingerprint[:12]}"
+            )
 
     def num_batches(self, part: str, batch_size: int, *, drop_last: bool = False) -> int:
         """Batches in one epoch of a part."""
@@ -131,13 +153,24 @@ class Cache:
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of a complete cache; raises DataError for anything else."""
+    file = path / "manifest.json"
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
-        version = manifest["format_version"]
+        manifest = read_checked_json(file)
     except FileNotFoundError:
         raise DataError(f"{path}: no cache here (no manifest.json); make one with fastcross prepare") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path}: manifest.json is not that of a fastcross cache ({error})") from None
-    if version != FORMAT_VERSION:
-        raise DataError(f"{path}: cache format {version}, but this version reads {FORMAT_VERSION}; prepare it again")
+    except OSError as error:
+        raise DataError(f"{file}: {error.strerror or error}") from None
+    except ValueError as error:
+        if (version := _version(file)) not in (None, FORMAT_VERSION):  # older ones had no checksum
+            raise DataError(
+                f"{path}: cache format {version}, but this version reads {FORMAT_VERSION}; prepare it again"
+            ) from None
+        raise DataError(f"{error}; prepare the cache again") from None
     return manifest
+
+
+def _version(file: Path) -> Any:
+    try:
+        return json.loads(file.read_bytes()).get("format_version")
+    except (ValueError, AttributeError, RecursionError):
+        return None

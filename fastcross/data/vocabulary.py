@@ -8,7 +8,8 @@ is the missing value and all others fall into 1 ... buckets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from fastcross.data.errors import DataError
+from fastcross.files import atomic, sha256
 
 Array = npt.NDArray[Any]
 MERGE_AT = 1 << 22  # (value, count) pairs collected before they are merged: bounds the memory of counting
@@ -37,15 +41,36 @@ class Vocabulary:
         found = pc.index_in(dictionary, value_set=self.values)
         return pc.fill_null(found, -1).to_numpy(zero_copy_only=False) + np.int32(1)
 
-    def save(self, path: Path) -> None:
+    def digest(self) -> str:
+        """A checksum of the values themselves, however Arrow lays them out in memory or in a file."""
+        valid = self.values.is_valid().to_numpy(zero_copy_only=False)
+        texts = pa.concat_arrays([pc.fill_null(self.values, "")])  # without the offset of a slice
+        sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+        data = texts.buffers()[2]
+        first = int(np.frombuffer(texts.buffers()[1], np.int32)[0]) if len(texts) else 0
+        digest = hashlib.sha256(valid.astype(np.uint8).tobytes() + sizes.astype("<i8").tobytes())
+        digest.update(b"" if data is None else memoryview(data)[first : first + int(sizes.sum())])
+        return digest.hexdigest()
+
+    def save(self, path: Path) -> str:
+        """Returns the checksum of the file, which load() wants to see again."""
         table = pa.table({"value": self.values})
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
+        with atomic(path) as temporary:
+            with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
+            return sha256(temporary)
 
     @classmethod
-    def load(cls, path: Path) -> Vocabulary:
-        with pa.memory_map(str(path)) as file:
-            return cls(pa.ipc.open_file(file).read_all()["value"].combine_chunks())
+    def load(cls, path: Path, checksums: Mapping[str, str]) -> Vocabulary:
+        """What save() wrote, if its checksum is the one under the file's name."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}") from None
+        # The bytes that were checked are the ones that are used: the file is read once, not mapped.
+        if hashlib.sha256(content).hexdigest() != checksums.get(path.name):
+            raise DataError(f"{path}: the file is damaged; its checksum is not the one that was noted")
+        return cls(pa.ipc.open_file(pa.py_buffer(content)).read_all()["value"].combine_chunks())
 
 
 @dataclass(frozen=True)
@@ -57,6 +82,9 @@ class Hashing:
     @property
     def cardinality(self) -> int:
         return self.buckets + 1
+
+    def digest(self) -> str:
+        return f"hashing:{self.buckets}"
 
     def ids(self, dictionary: pa.Array) -> Array:
         ids = (hash_strings(dictionary) % np.uint64(self.buckets)).astype(np.int32) + np.int32(1)

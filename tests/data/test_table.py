@@ -73,7 +73,7 @@ def test_declared_columns(tmp_path, csv_path, kind, monkeypatch):
     assert cache.schema.bag_cardinalities == (4,)
     rows = frame().to_pylist()
     batch = everything(cache)
-    mean, scale = cache.manifest["standardisation"]["mean"][1], cache.manifest["standardisation"]["scale"][1]
+    mean, scale = cache.encoder.standardise.mean[1], cache.encoder.standardise.scale[1]
     # Match rows by the standardised income, which is unique.
     values = np.array([r["income"] for r in rows])
     found = np.abs(batch.dense[:, 1].numpy()[:, None] - ((values - mean) * scale)[None]).argmin(axis=1)

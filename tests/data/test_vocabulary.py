@@ -39,8 +39,18 @@ def test_merging_in_pieces_changes_nothing(monkeypatch):
 
 def test_saved_and_loaded(tmp_path):
     words = Vocabulary(pa.array(["ü", None, "x" * 1000]))
-    words.save(tmp_path / "words.arrow")
-    assert Vocabulary.load(tmp_path / "words.arrow").values.equals(words.values)
+    checksum = words.save(tmp_path / "words.arrow")
+    loaded = Vocabulary.load(tmp_path / "words.arrow", {"words.arrow": checksum})
+    assert loaded.values.equals(words.values)
+    assert loaded.digest() == words.digest()
+
+
+def test_the_digest_is_that_of_the_values():
+    words = pa.array(["a", "bc", None, ""])
+    digest = Vocabulary(words).digest()
+    assert Vocabulary(pa.array(["x", "a", "bc", None, "", "y"])[1:5]).digest() == digest, "a slice has an offset"
+    for other in (["ab", "c", None, ""], ["a", "bc", "", None], ["a", "bc", None], ["a", "bd", None, ""], []):
+        assert Vocabulary(pa.array(other, pa.string())).digest() != digest
 
 
 def test_hash_is_fnv_1a_and_spreads():
