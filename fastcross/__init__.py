@@ -7,7 +7,7 @@ from fastcross.interop.peers import cross_state_dict
 from fastcross.interop.swap import swap
 from fastcross.layers.cross import CrossLayer, CrossNetwork
 from fastcross.models.dcn import DCN, DCNConfig
-from fastcross.ops.functional import cross_layer, cross_logits, cross_network
+from fastcross.ops import cross_layer, cross_logits, cross_network
 
 __all__ = [
     "DCN",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcross.interop.peers import PEERS, Peer, path, recognise
-from fastcross.ops.functional import cross_network
+from fastcross.ops import cross_network
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcross.interop.peers import Peer, recognise
-from fastcross.ops.functional import cross_layer, cross_network
+from fastcross.ops import cross_layer, cross_logits, cross_network
 
 
 class CrossLayer(nn.Module):
@@ -96,6 +96,10 @@ class CrossNetwork(nn.Module):
 
     def forward(self, x0: Tensor) -> Tensor:
         return cross_network(x0, self.weight, self.bias, backend=self.backend)
+
+    def logits(self, x0: Tensor, head: Tensor) -> Tensor:
+        """``x_L Vᵀ`` with ``head`` = V, (C, d): the same as ``self(x0) @ head.T``, without writing ``x_L``."""
+        return cross_logits(x0, self.weight, self.bias, head, backend=self.backend)
 
     def extra_repr(self) -> str:
         return (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from fastcross.batch import Bag
-from fastcross.ops.autograd import apply
+from fastcross.ops.internals import apply
 
 # Rows of x0 start on a boundary of this many elements: 64 bytes in float32, a cache line and the widest load.
 ALIGNMENT = 16

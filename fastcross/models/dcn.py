@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fastcross.layers.cross import CrossNetwork
 from fastcross.layers.embedding import Bags, EmbeddingStack
-from fastcross.ops.functional import BACKENDS, cross_logits
+from fastcross.ops import backends, cross_logits
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,7 @@ class ModelConfig:
             raise ValueError(f"num_outputs must be at least 1; got {self.num_outputs}")
         if self.l2 < 0:
             raise ValueError(f"l2 must be at least 0; got {self.l2}")
-        if self.backend not in BACKENDS:
-            raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {self.backend!r}")
+        backends.check(self.backend)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -1,1 +1,7 @@
-"""The operators: schema, fake, autograd Function and public function of each."""
+"""The operators: schema, fake, autograd Function and public function of each in one file."""
+
+from fastcross.ops.cross_layer import cross_layer
+from fastcross.ops.cross_logits import cross_logits
+from fastcross.ops.cross_network import cross_network
+
+__all__ = ["cross_layer", "cross_logits", "cross_network"]

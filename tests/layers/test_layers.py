@@ -28,6 +28,13 @@ def test_network_is_its_layers_in_turn(bias):
     torch.testing.assert_close(net(x0), x)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+def test_logits_are_the_output_times_the_head(bias):
+    torch.manual_seed(0)
+    net, x0, head = CrossNetwork(7, 3, bias=bias), torch.randn(2, 5, 7), torch.randn(4, 7)
+    torch.testing.assert_close(net.logits(x0, head), net(x0) @ head.T)
+
+
 def test_parameters_and_their_names():
     net = CrossNetwork(5, 3)
     assert {name: tuple(p.shape) for name, p in net.state_dict().items()} == {"weight": (3, 5), "bias": (3, 5)}

@@ -1,0 +1,68 @@
+"""The choice of a backend, for every operator and for the optimiser, and where each backend's kernels are."""
+
+import functools
+import importlib
+import importlib.util
+import os
+from types import ModuleType
+
+import torch
+
+from fastcross.kernels.cpu import threads  # noqa: F401  remembers the process, before anybody forks it
+from fastcross.ops import internals
+
+BACKENDS = ("auto", "triton", "numba", "torch", "reference")
+
+_CPU_DTYPES = (torch.float32, torch.float64)
+_INSTALLED = {package: importlib.util.find_spec(package) is not None for package in ("triton", "numba")}
+_KERNELS = {
+    ("cross_layer", "numba"): "fastcross.kernels.cpu.launchers",
+    ("cross_network", "numba"): "fastcross.kernels.cpu.launchers",
+    ("cross_logits", "numba"): "fastcross.kernels.cpu.launchers",
+    ("cross_layer", "triton"): "fastcross.kernels.gpu.launchers",
+    ("cross_network", "triton"): "fastcross.kernels.gpu.launchers",
+    ("cross_logits", "triton"): "fastcross.kernels.gpu.launchers",
+    ("embedding", "numba"): "fastcross.kernels.cpu.embedding",
+}
+
+
+def choose(backend: str, device: torch.device, dtype: torch.dtype) -> str:
+    """The backend that will run, never "auto"; asking for one that cannot run here raises, and says why."""
+    if backend in ("auto", "triton", "numba"):
+        if torch.compiler.is_exporting():
+            return "torch"  # what is exported runs where fastcross is not installed
+        if internals.tangents_are_tracked():
+            return "torch"  # PyTorch's own operators carry tangents along
+    if backend == "auto":
+        if device.type == "cuda" and _INSTALLED["triton"] and dtype != torch.float64:
+            return "triton"
+        return "numba" if device.type == "cpu" and dtype in _CPU_DTYPES and _INSTALLED["numba"] else "torch"
+    check(backend)
+    if backend in ("torch", "reference"):
+        return backend
+    if not _INSTALLED[backend]:
+        raise ValueError(
+            f'backend "{backend}" needs the package {backend}, which is not installed; got {dtype} on {device.type}'
+        )
+    if backend == "numba" and (device.type != "cpu" or dtype not in _CPU_DTYPES):
+        kinds = ", ".join(str(each) for each in _CPU_DTYPES)
+        raise ValueError(f'backend "numba" runs {kinds} on cpu; got {dtype} on {device.type}')
+    if backend == "triton" and device.type == "cpu" and not _interpreting():
+        raise ValueError('backend "triton" needs a GPU (or TRITON_INTERPRET=1); got a tensor on cpu')
+    return backend
+
+
+def check(backend: str) -> None:
+    """Raises where there is no such backend."""
+    if backend not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
+
+
+@functools.cache
+def kernels(operator: str, backend: str) -> ModuleType:
+    """The module with an operator's launchers, imported at its first use: Triton and Numba are slow to import."""
+    return importlib.import_module(_KERNELS[operator, backend])
+
+
+def _interpreting() -> bool:
+    return os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
