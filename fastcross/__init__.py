@@ -1,13 +1,20 @@
 """fastcross: the Deep & Cross Network (Wang et al., 2017), as fast as the hardware allows."""
 
-from fastcross import reference
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from fastcross._version import __version__
-from fastcross.interop.export import export
-from fastcross.interop.peers import cross_state_dict
-from fastcross.interop.swap import swap
-from fastcross.layers.cross import CrossLayer, CrossNetwork
-from fastcross.models.dcn import DCN, DCNConfig
-from fastcross.ops import cross_layer, cross_logits, cross_network
+
+if TYPE_CHECKING:
+    from fastcross import reference
+    from fastcross.interop.export import export
+    from fastcross.interop.peers import cross_state_dict
+    from fastcross.interop.swap import swap
+    from fastcross.layers.cross import CrossLayer, CrossNetwork
+    from fastcross.models.dcn import DCN, DCNConfig
+    from fastcross.ops.cross_layer import cross_layer
+    from fastcross.ops.cross_logits import cross_logits
+    from fastcross.ops.cross_network import cross_network
 
 __all__ = [
     "DCN",
@@ -23,3 +30,30 @@ __all__ = [
     "reference",
     "swap",
 ]
+
+# Imported at their first use: PyTorch takes two seconds to import, which `fastcross --help` need not wait for.
+_HOMES = {
+    "DCN": "fastcross.models.dcn",
+    "DCNConfig": "fastcross.models.dcn",
+    "CrossLayer": "fastcross.layers.cross",
+    "CrossNetwork": "fastcross.layers.cross",
+    "cross_layer": "fastcross.ops",
+    "cross_logits": "fastcross.ops",
+    "cross_network": "fastcross.ops",
+    "cross_state_dict": "fastcross.interop.peers",
+    "export": "fastcross.interop.export",
+    "swap": "fastcross.interop.swap",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "reference":
+        return import_module("fastcross.reference")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

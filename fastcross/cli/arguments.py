@@ -1,9 +1,11 @@
 """The arguments of the fastcross command, and the help that teaches them."""
 
 import argparse
-import os
+import shutil
 
 from fastcross._version import __version__
+from fastcross.cli.help import DESCRIPTION, EXAMPLES
+from fastcross.cli.values import at_least, integers, layers, names
 from fastcross.training.config import SCHEDULES, TrainingConfig
 
 FORMATS = ("auto", "criteo", "csv", "parquet", "covertype", "higgs", "adult")
@@ -11,6 +13,7 @@ EMBEDDINGS = ("auto", "fastcross", "fbgemm")
 SHARDINGS = ("auto", "table", "row", "column")
 MODELS = ("dcn", "deep_crossing", "dnn", "wide_deep", "fm", "lr")  # in the order of the paper's table 1
 
+GENERATED_ROWS = 300_000
 # Small enough to find the crosses of the generated log on two cores within a minute or two.
 FOR_GENERATED_LOG = {
     "cross_layers": 2,
@@ -21,54 +24,6 @@ FOR_GENERATED_LOG = {
     "epochs": 3,
     "evaluate_every": 100,
     "patience": 0,
-}
-
-DESCRIPTION = """Train, evaluate and compare Deep & Cross Networks on click logs and tables.
-
-first steps:
-  fastcross train                               train DCN on a generated click log with planted crosses
-  fastcross compare --models dcn,dnn,fm,lr      the paper's table 1 for the same log
-  fastcross train --data train.txt.gz           your log in Criteo's format; then, with the folder it names:
-  fastcross evaluate runs/NAME                  metrics on the test part
-  fastcross predict runs/NAME new.txt --output predictions.csv
-  fastcross export runs/NAME --output model.onnx
-"""
-
-EXAMPLES = {
-    "prepare": """examples:
-  fastcross prepare day_0.gz --cache day_0.cache
-  fastcross prepare train.txt --cache criteo.cache --min-frequency 10 --split time
-  fastcross prepare covtype.csv.gz --format covertype --split random:0.9,0,0.1 --cache covtype.cache
-  fastcross prepare table.parquet --label clicked --cache table.cache""",
-    "train": """examples:
-  fastcross train                                        the embedded default, DCN
-  fastcross train --data day_0.cache --run runs/first    a cache made by fastcross prepare
-  fastcross train --data train.txt --cross-layers 6 --deep-layers 1024,1024 --lr 1e-4 --evaluate-every 2000
-  fastcross train --data covtype.csv.gz --format covertype --split 0.9 --cross-layers 8 --deep-layers 292x6 \\
-                  --schedule cosine --epochs 30
-  fastcross train --resume runs/first                    continue after a crash or Ctrl-C, bit for bit
-  fastcross train --processes 2 --data day_0.cache       with the tables divided between two processes""",
-    "evaluate": """examples:
-  fastcross evaluate runs/first                    the test part of the data it was trained on
-  fastcross evaluate runs/first --part validation
-  fastcross evaluate runs/first --data day_8.gz    a new labelled file""",
-    "predict": """examples:
-  fastcross predict runs/first new.txt --output predictions.csv
-  fastcross predict runs/first new.txt --output predictions.npy   (a matrix with one column per class, if there are)""",
-    "export": """examples:
-  fastcross export runs/first --output model.pt2     compiled by AOTInductor for this kind of machine
-  fastcross export runs/first --output model.onnx    for onnxruntime and others""",
-    "compare": """examples:
-  fastcross compare --models dcn,dnn                          the demonstration: generated log, curves, Bayes optimum
-  fastcross compare --data criteo.cache --seeds 0,1,2         mean ± standard deviation over three seeds
-  fastcross compare --data train.txt --models wide_deep,lr --cross C1,C3 --cross C2,C4""",
-    "convert": """examples:
-  fastcross convert runs/sharded runs/single --to single     then: fastcross train --resume runs/single
-  fastcross convert runs/single runs/sharded --to sharded    then: fastcross train --resume runs/sharded""",
-    "info": """examples:
-  fastcross info                versions, and what can run here
-  fastcross info runs/first     what a run was asked for and what came out
-  fastcross info day_0.cache    columns, cardinalities and rows of a cache""",
 }
 
 
@@ -93,7 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     train.add_argument("--run", metavar="FOLDER", help="run folder (default: runs/MODEL-DATE-TIME)")
     train.add_argument("--resume", metavar="FOLDER", help="continue this run; all other options come from it")
     train.add_argument("--model", default="dcn", choices=MODELS, help="which model (default: %(default)s)")
-    train.add_argument("--seed", type=int, default=0, help="for weights, order of batches, dropout (default: 0)")
+    train.add_argument("--seed", type=at_least(0), default=0, help="of weights, order of rows, dropout (default: 0)")
     _add_model(train)
     _add_training(train)
     _add_distributed(train)
@@ -120,9 +75,9 @@ def build_parser() -> argparse.ArgumentParser:
     compare = command("compare", "train several models on the same split: the paper's table 1 for your data")
     _add_data(compare)
     compare.add_argument(
-        "--models", type=_names, default=list(MODELS), metavar="NAMES", help=f"of {', '.join(MODELS)} (default: all)"
+        "--models", type=names, default=list(MODELS), metavar="NAMES", help=f"of {', '.join(MODELS)} (default: all)"
     )
-    compare.add_argument("--seeds", type=_integers, default=[0], metavar="N,N,…", help="one run each (default: 0)")
+    compare.add_argument("--seeds", type=integers, default=[0], metavar="N,N,…", help="one run each (default: 0)")
     compare.add_argument("--output", metavar="FOLDER", help="where to save (default: runs/compare-DATE-TIME)")
     _add_model(compare)
     _add_training(compare)
@@ -148,9 +103,11 @@ def _add_preparation(parser: argparse.ArgumentParser) -> None:
         help="time (first 6/7 train, the rest halved), random, with fractions as in random:0.8,0.1,0.1, files, or one "
         "fraction for training, the rest for test (default: the format's)",
     )
-    group.add_argument("--split-seed", type=int, default=0, metavar="N", help="of a random split (default: 0)")
-    group.add_argument("--min-frequency", type=int, metavar="N", help="rarer values share the unknown id")
-    group.add_argument("--hash-buckets", type=int, metavar="N", help="hash values instead of building vocabularies")
+    group.add_argument("--split-seed", type=at_least(0), default=0, metavar="N", help="of a random split (default: 0)")
+    group.add_argument("--min-frequency", type=at_least(0), metavar="N", help="rarer values share the unknown id")
+    group.add_argument(
+        "--hash-buckets", type=at_least(1), metavar="N", help="hash values into N ids, without vocabularies"
+    )
     _add_reading(parser)
 
 
@@ -171,22 +128,22 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         help="a cache, or files to prepare first; default: a generated click log with planted crosses, and for it "
         + " ".join(f"--{name.replace('_', '-')} {_spelt(value)}" for name, value in FOR_GENERATED_LOG.items()),
     )
-    parser.add_argument("--rows", type=int, default=300_000, metavar="N", help="of that log (default: %(default)s)")
+    parser.add_argument("--rows", type=at_least(1), metavar="N", help=f"of that log (default: {GENERATED_ROWS:,})")
     parser.add_argument("--cache", metavar="FOLDER", help="where to keep prepared data (default: ~/.cache/fastcross)")
     _add_preparation(parser)
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
-    group.add_argument("--cross-layers", type=int, metavar="N", help="of DCN (default: the model's own)")
-    group.add_argument("--deep-layers", type=_layers, metavar="SIZES", help="as in 1024,1024 or 292x6; 0 for none")
-    group.add_argument("--embedding-dim", type=int, metavar="N", help="default: 6 · cardinality^(1/4)")
+    group.add_argument("--cross-layers", type=at_least(0), metavar="N", help="of DCN (default: the model's own)")
+    group.add_argument("--deep-layers", type=layers, metavar="SIZES", help="as in 1024,1024 or 292x6; 0 for none")
+    group.add_argument("--embedding-dim", type=at_least(1), metavar="N", help="default: 6 · cardinality^(1/4)")
     group.add_argument("--structure", choices=("parallel", "stacked"), help="of DCN (default: parallel)")
     group.add_argument("--dropout", type=float, metavar="P", help="in the deep network (default: 0)")
     group.add_argument("--batch-norm", action=argparse.BooleanOptionalAction, help="in the deep network (default: yes)")
     group.add_argument("--l2", type=float, metavar="λ", help="weight of the regularisation term (default: 0)")
     group.add_argument(
-        "--cross", dest="crosses", type=_names, action="append", metavar="A,B", help="of wide_deep; repeat it for more"
+        "--cross", dest="crosses", type=names, action="append", metavar="A,B", help="of wide_deep; repeat it for more"
     )
     group.add_argument("--backend", help="auto, triton, numba, torch or reference (default: auto)")
 
@@ -214,7 +171,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     add("checkpoint-seconds", float, "time between checkpoints", "S")
     group.add_argument("--bf16", action=argparse.BooleanOptionalAction, help="bfloat16 autocast (default: if it gains)")
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
+    group.add_argument("--threads", type=at_least(1), metavar="N", help="CPU threads (default: all cores)")
 
 
 def _add_distributed(parser: argparse.ArgumentParser) -> None:
@@ -227,9 +184,11 @@ def _add_distributed(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--distributed", action="store_true", help="shard the embedding tables over several processes")
     group.add_argument(
-        "--processes", type=int, metavar="N", help="on this machine, for --distributed; torchrun starts its own"
+        "--processes", type=at_least(1), metavar="N", help="on this machine, for --distributed; torchrun starts its own"
     )
-    group.add_argument("--max-restarts", type=int, default=0, metavar="N", help="after a process has died (default: 0)")
+    group.add_argument(
+        "--max-restarts", type=at_least(0), default=0, metavar="N", help="of processes that died (default: 0)"
+    )
     group.add_argument(
         "--sharding",
         default="auto",
@@ -246,26 +205,9 @@ def _spelt(value: object) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _integers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",")]
-
-
-def _layers(text: str) -> list[int]:
-    """1024,1024 or 292x6; 0 or nothing for no layers."""
-    sizes: list[int] = []
-    for part in text.split(","):
-        size, _, times = part.partition("x")
-        sizes += [int(size)] * int(times or 1)
-    return [size for size in sizes if size]
-
-
 class _Format(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32, width=min(120, int(os.environ.get("COLUMNS") or 100)))
+        super().__init__(prog, max_help_position=32, width=min(120, shutil.get_terminal_size((100, 24)).columns))
 
 
 class _Parser(argparse.ArgumentParser):

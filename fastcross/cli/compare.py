@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fastcross.cli.commands import show
+from fastcross.cli.printing import show
 from fastcross.data import Cache
 from fastcross.files import atomic
 from fastcross.training.checkpoint import CheckpointError

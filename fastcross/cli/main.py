@@ -1,38 +1,75 @@
-"""The fastcross command: runs what arguments.py has parsed, and turns errors into one line on standard error."""
+"""The fastcross command: runs what arguments.py has parsed, and turns an error into one line on standard error.
 
+Exit codes: 0 done, 1 done but part of the input was lost, 2 an error, 130 interrupted by Ctrl-C.
+"""
+
+import contextlib
 import importlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from fastcross.cli.arguments import build_parser
+GROUPS = {"prepare": "data", "convert": "export"}  # the other commands have a file of their own name
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    args = build_parser().parse_args(argv)
-    args.argv = list(sys.argv[1:] if argv is None else argv)
+    command, debug = "", False
     try:
-        module = importlib.import_module(f"fastcross.cli.{'compare' if args.command == 'compare' else 'commands'}")
-        return getattr(module, args.command)(args)
+        with _leaving_at_once():
+            from fastcross.cli.arguments import build_parser
+
+            args = build_parser().parse_args(argv)
+            command, debug = args.command, args.debug
+            args.argv = list(sys.argv[1:] if argv is None else argv)
+            run: Callable[..., int] = getattr(
+                importlib.import_module(f"fastcross.cli.{GROUPS.get(command, command)}"), command
+            )
+        return run(args)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        print(f"fastcross {command}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except ModuleNotFoundError as error:
-        if args.debug:
-            raise
-        return _fail(args.command, f"{error}; the commands need: pip install 'fastcross[train,cpu]'")
     except Exception as error:
-        if args.debug:
+        if debug:
             raise
-        return _fail(args.command, str(error) or type(error).__name__)
+        print(f"fastcross {command}: {' '.join(_explain(error).split())}", file=sys.stderr)
+        return 2
 
 
-def _fail(command: str, message: str) -> int:
-    print(f"fastcross {command}: {' '.join(message.split())}", file=sys.stderr)
-    return 2
+@contextlib.contextmanager
+def _leaving_at_once() -> Iterator[None]:
+    """Ctrl-C while libraries are imported: nothing is to be cleaned up yet, and an import that is torn by an exception
+    may swallow it, or print a traceback of its own."""
+
+    def leave(number: int, frame: object) -> None:
+        os.write(2, b"fastcross: interrupted\n")
+        os._exit(130)
+
+    try:
+        previous = signal.signal(signal.SIGINT, leave)
+    except ValueError:  # not the main thread, where Python allows no handlers
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _explain(error: Exception) -> str:
+    """What the user can use of an error: the errors that fastcross raises on purpose speak for themselves."""
+    from fastcross.extras import extra_of, needs
+
+    if isinstance(error, ModuleNotFoundError) and error.name and extra_of(error.name):
+        return needs("this command", error.name.partition(".")[0])
+    if isinstance(error, OSError) and error.strerror and error.filename is not None:
+        return f"{error.filename}: {error.strerror}"
+    if isinstance(error, ValueError | RuntimeError | ImportError | OSError) and str(error):
+        return str(error)
+    return f"{type(error).__name__}: {error}; this is a defect of fastcross, --debug shows where"
 
 
 if __name__ == "__main__":

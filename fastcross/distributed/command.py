@@ -5,7 +5,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from fastcross.cli.commands import print_metrics, show
+from fastcross.cli.printing import print_metrics, show
 from fastcross.data import Cache
 from fastcross.distributed.processes import local_device, restarts, start
 from fastcross.distributed.storage import ShardedRun

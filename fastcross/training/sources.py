@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcross._version import __version__
-from fastcross.cli.arguments import FOR_GENERATED_LOG
+from fastcross.cli.arguments import FOR_GENERATED_LOG, GENERATED_ROWS
 from fastcross.data import Cache, prepare
 from fastcross.data.generate import read_info, write_click_log
 
@@ -25,7 +25,7 @@ def open_source(args: Namespace, show: Callable[[str], None]) -> tuple[Cache, di
         for name, value in FOR_GENERATED_LOG.items():
             if getattr(args, name) is None:
                 setattr(args, name, value)
-        return default_source(args.rows, args.cache, show)
+        return default_source(args.rows or GENERATED_ROWS, args.cache, show)
     if len(args.data) == 1 and Path(args.data[0]).is_dir():
         return Cache.open(args.data[0]), {}
     return prepare_files(args.data, args.cache, preparation(args), show), {}

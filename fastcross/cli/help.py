@@ -1,0 +1,49 @@
+"""What --help says beside the options: what the command is for, and examples to copy."""
+
+DESCRIPTION = """Train, evaluate and compare Deep & Cross Networks on click logs and tables.
+
+first steps:
+  fastcross train                               train DCN on a generated click log with planted crosses
+  fastcross compare --models dcn,dnn,fm,lr      the paper's table 1 for the same log
+  fastcross train --data train.txt.gz           your log in Criteo's format; then, with the folder it names:
+  fastcross evaluate runs/NAME                  metrics on the test part
+  fastcross predict runs/NAME new.txt --output predictions.csv
+  fastcross export runs/NAME --output model.onnx
+"""
+
+EXAMPLES = {
+    "prepare": """examples:
+  fastcross prepare day_0.gz --cache day_0.cache
+  fastcross prepare train.txt --cache criteo.cache --min-frequency 10 --split time
+  fastcross prepare covtype.csv.gz --format covertype --split random:0.9,0,0.1 --cache covtype.cache
+  fastcross prepare table.parquet --label clicked --cache table.cache""",
+    "train": """examples:
+  fastcross train                                        the embedded default, DCN
+  fastcross train --data day_0.cache --run runs/first    a cache made by fastcross prepare
+  fastcross train --data train.txt --cross-layers 6 --deep-layers 1024,1024 --lr 1e-4 --evaluate-every 2000
+  fastcross train --data covtype.csv.gz --format covertype --split 0.9 --cross-layers 8 --deep-layers 292x6 \\
+                  --schedule cosine --epochs 30
+  fastcross train --resume runs/first                    continue after a crash or Ctrl-C, bit for bit
+  fastcross train --processes 2 --data day_0.cache       with the tables divided between two processes""",
+    "evaluate": """examples:
+  fastcross evaluate runs/first                    the test part of the data it was trained on
+  fastcross evaluate runs/first --part validation
+  fastcross evaluate runs/first --data day_8.gz    a new labelled file""",
+    "predict": """examples:
+  fastcross predict runs/first new.txt --output predictions.csv
+  fastcross predict runs/first new.txt --output predictions.npy   (a matrix with one column per class, if there are)""",
+    "export": """examples:
+  fastcross export runs/first --output model.pt2     compiled by AOTInductor for this kind of machine
+  fastcross export runs/first --output model.onnx    for onnxruntime and others""",
+    "compare": """examples:
+  fastcross compare --models dcn,dnn                          the demonstration: generated log, curves, Bayes optimum
+  fastcross compare --data criteo.cache --seeds 0,1,2         mean ± standard deviation over three seeds
+  fastcross compare --data train.txt --models wide_deep,lr --cross C1,C3 --cross C2,C4""",
+    "convert": """examples:
+  fastcross convert runs/sharded runs/single --to single     then: fastcross train --resume runs/single
+  fastcross convert runs/single runs/sharded --to sharded    then: fastcross train --resume runs/sharded""",
+    "info": """examples:
+  fastcross info                versions, and what can run here
+  fastcross info runs/first     what a run was asked for and what came out
+  fastcross info day_0.cache    columns, cardinalities and rows of a cache""",
+}

@@ -1,0 +1,35 @@
+"""What every command prints: progress to standard error, results to standard output."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+
+def show(line: str) -> None:
+    """Progress goes to standard error, results to standard output."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def report_reading(rows: Any) -> None:
+    """What was met in a file that the model had not seen: bad rows that were skipped, values it does not know."""
+    if rows.problems:
+        show(f"skipped {len(rows.problems):,} bad rows, such as: {rows.problems.examples[0]}")
+    unknown = {name: count for name, count in rows.unknown.items() if count}
+    if unknown:
+        worst = sorted(unknown, key=unknown.__getitem__, reverse=True)[:3]
+        most = ", ".join(f"{name} {unknown[name] / rows.rows:.1%}" for name in worst)
+        show(f"values unknown to the model, treated as rare: {most} of the rows")
+
+
+def print_metrics(result: Mapping[str, Any]) -> None:
+    """The metrics of each part, one line each, and what a training cost."""
+    for part, found in result.items():
+        if isinstance(found, Mapping) and "logloss" in found:
+            print(f"{part}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items() if value is not None))
+    if "optimum" in result:
+        print("best possible logloss: " + ", ".join(f"{part} {value:.4f}" for part, value in result["optimum"].items()))
+    if "seconds" in result:
+        print(
+            f"{result['steps']:,} steps in {result['seconds']:.1f} s, {result['rows_per_second']:,.0f} rows/s; "
+            f"{result['parameters']:,} parameters, {result['dense_parameters']:,} without embeddings"
+        )

@@ -1,0 +1,47 @@
+"""The values of options, from the text a user typed; what cannot be read is an error that says what could."""
+
+import re
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+
+
+def names(text: str) -> list[str]:
+    """a,b,c"""
+    found = [name.strip() for name in text.split(",") if name.strip()]
+    if not found:
+        raise ArgumentTypeError(f"expected names with commas between them, as in a,b; got {text!r}")
+    return found
+
+
+def at_least(smallest: int) -> Callable[[str], int]:
+    """A whole number that is not below ``smallest``."""
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise ArgumentTypeError(f"expected a whole number; got {text!r}") from None
+        if number < smallest:
+            raise ArgumentTypeError(f"must be at least {smallest}; got {number}")
+        return number
+
+    return parse
+
+
+def integers(text: str) -> list[int]:
+    """0,1,2"""
+    try:
+        return [int(number) for number in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"expected whole numbers with commas between them, as in 0,1,2; got {text!r}") from None
+
+
+def layers(text: str) -> list[int]:
+    """1024,1024 or 292x6; 0 for no layers."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:x(\d+))?", part.strip())
+        if not match:
+            raise ArgumentTypeError(f"expected layer sizes as in 1024,1024 or 292x6, or 0 for none; got {text!r}")
+        sizes += [int(match[1])] * int(match[2] or 1)
+    return [size for size in sizes if size]
