@@ -5,9 +5,7 @@ the tables are. Adam's bias correction counts all steps, like :class:`torch.opti
 all in every batch is updated exactly as :class:`torch.optim.Adam` would.
 """
 
-import functools
-import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from fastcross.layers.embedding import EmbeddingStack
+from fastcross.ops import backends
+
+Rows = tuple[Tensor, Tensor]  # of a gradient: distinct rows, ascending, and what each of them gets
 
 
 def configure(model: nn.Module, lr: float = 0.001, name: str = "adam") -> "Optimizer":
@@ -56,8 +57,8 @@ class Optimizer(torch.optim.Optimizer):
         for part in self.parts:
             part.zero_grad(set_to_none)
 
-    def step(self, closure: Any = None) -> Any:
-        loss = None if closure is None else torch.enable_grad()(closure)()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = _call(closure)
         for part in self.parts:
             part.step()
         return loss
@@ -71,10 +72,17 @@ class Optimizer(torch.optim.Optimizer):
         return {"parts": [part.state_dict() for part in self.parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the whole state or, where some of it does not fit, raises and leaves everything as it was."""
         if len(state_dict["parts"]) != len(self.parts):
             raise ValueError(f"the state must have {len(self.parts)} parts; got {len(state_dict['parts'])}")
-        for part, state in zip(self.parts, state_dict["parts"], strict=True):
-            part.load_state_dict(state)
+        before = [(part.state, part.param_groups) for part in self.parts]
+        try:
+            for part, state in zip(self.parts, state_dict["parts"], strict=True):
+                part.load_state_dict(state)
+        except Exception:
+            for part, (state, groups) in zip(self.parts, before, strict=True):
+                part.state, part.param_groups = state, groups
+            raise
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
@@ -88,42 +96,71 @@ class RowAdam(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
     ) -> None:
+        if not (lr >= 0 and eps >= 0 and all(0 <= beta < 1 for beta in betas)):
+            raise ValueError(f"lr and eps must be at least 0 and betas in [0, 1); got {lr}, {eps} and {betas}")
         super().__init__(tables, {"lr": lr, "betas": betas, "eps": eps, "step": 0})
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            group["step"] += 1
-            tables = [table for table in group["params"] if table.grad is not None]
-            moments = [self.moments(table) for table in tables]
-            arguments = group["lr"], tuple(group["betas"]), group["eps"], group["step"]
-            for module, chosen in _split(tables):
-                module.adam_rows(
-                    [tables[i] for i in chosen],
-                    [moments[i] for i in chosen],
-                    [_rows(tables[i].grad) for i in chosen],
-                    *arguments,
-                )
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = _call(closure)
+        with torch.no_grad():
+            # All groups are read before the first is written: a gradient or moment that does not fit changes nothing.
+            found = [(group, *self._read(group["params"])) for group in self.param_groups]
+            for group, tables, rows, moments in found:
+                group["step"] += 1
+                arguments = float(group["lr"]), tuple(group["betas"]), group["eps"], group["step"]
+                for kernels, chosen in _by_backend(tables):
+                    kernels.adam_rows(*_pick(chosen, tables, moments, rows), *arguments)
+                _count_as_changed(tables)
+        return loss
+
+    def _read(self, parameters: list[Tensor]) -> tuple[list[Tensor], list[Rows], list[tuple[Tensor, Tensor]]]:
+        tables, rows = _with_rows(parameters)
+        return tables, rows, [self.moments(table) for table in tables]
 
     def moments(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """A table's (m, v), zeros before its first step."""
         state = self.state[table]
         if not state:
             state["exp_avg"], state["exp_avg_sq"] = _zeros(table), _zeros(table)
+        for name in ("exp_avg", "exp_avg_sq"):
+            moment = state.get(name)
+            if not isinstance(moment, Tensor) or _kind(moment) != _kind(table):
+                raise ValueError(
+                    f"{name} must be like its table, {_kind(table)}; got {_kind(moment)}: "
+                    "a table that was replaced needs a new optimiser"
+                )
+            state[name] = moment.contiguous()  # an expanded one has less memory than rows
         return state["exp_avg"], state["exp_avg_sq"]
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the state or, where a moment does not fit its table, raises and leaves everything as it was."""
+        before = self.state, self.param_groups
+        super().load_state_dict(state_dict)
+        try:
+            for table in list(self.state):
+                self.moments(table)
+        except ValueError:
+            self.state, self.param_groups = before
+            raise
 
 
 class RowSGD(torch.optim.Optimizer):
     """w -= lr g on the rows that have a gradient."""
 
     def __init__(self, tables: Iterable[Tensor], lr: float = 0.001) -> None:
+        if not lr >= 0:
+            raise ValueError(f"lr must be at least 0; got {lr}")
         super().__init__(tables, {"lr": lr})
 
-    @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]
-        for group in self.param_groups:
-            tables = [table for table in group["params"] if table.grad is not None]
-            for module, chosen in _split(tables):
-                module.sgd_rows([tables[i] for i in chosen], [_rows(tables[i].grad) for i in chosen], group["lr"])
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        loss = _call(closure)
+        with torch.no_grad():
+            found = [(float(group["lr"]), *_with_rows(group["params"])) for group in self.param_groups]
+            for lr, tables, rows in found:
+                for kernels, chosen in _by_backend(tables):
+                    kernels.sgd_rows(*_pick(chosen, tables, rows), lr)
+                _count_as_changed(tables)
+        return loss
 
 
 @torch.no_grad()
@@ -147,7 +184,7 @@ def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
     for parameter in parameters:
         if parameter.grad is not None:
             if parameter.grad.is_sparse:
-                parameter.grad = parameter.grad.coalesce()
+                parameter.grad = coalesced(parameter.grad)
             values.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
     return values
 
@@ -161,12 +198,55 @@ def scale_gradients(values: list[Tensor], norm: Tensor, max_norm: float) -> None
         torch._foreach_mul_(values, factor)
 
 
-def _rows(gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """(rows, values) of a gradient; a dense one has all rows."""
+def coalesced(gradient: Tensor) -> Tensor:
+    """A sparse gradient with each row once, in ascending order.
+
+    PyTorch forgets that a gradient is coalesced when it puts it into ``.grad``, and would sort it again; a look at the
+    rows is all that most need.
+    """
+    rows = gradient._indices()
+    if gradient.sparse_dim() != 1 or rows.device.type != "cpu":
+        return gradient.coalesce()
+    numbers = rows[0].numpy()
+    if bool((numbers[1:] > numbers[:-1]).all()):
+        return gradient if gradient.is_coalesced() else _sparse(gradient, is_coalesced=True)
+    return _sparse(gradient, is_coalesced=False).coalesce()
+
+
+def _sparse(gradient: Tensor, is_coalesced: bool) -> Tensor:
+    contents = gradient._indices(), gradient._values(), gradient.shape
+    return torch.sparse_coo_tensor(*contents, check_invariants=False, is_coalesced=is_coalesced)
+
+
+def _with_rows(parameters: list[Tensor]) -> tuple[list[Tensor], list[Rows]]:
+    """The tables whose gradients have rows, and these."""
+    found = [(table, _rows(table)) for table in parameters if table.grad is not None]
+    found = [(table, rows) for table, rows in found if len(rows[0])]
+    return [table for table, _ in found], [rows for _, rows in found]
+
+
+def _rows(table: Tensor) -> Rows:
+    """What a table's gradient says, in its dtype, once it was seen to fit the table; a dense one has all rows."""
+    gradient: Any = table.grad
+    fits = gradient.shape == table.shape and gradient.device == table.device and table.dim() == 2
+    if not fits or gradient.layout not in (torch.strided, torch.sparse_coo):
+        raise ValueError(f"a gradient must be like its table, {_kind(table)}; got {_kind(gradient)}")
     if not gradient.is_sparse:
-        return torch.arange(gradient.shape[0], device=gradient.device), gradient.contiguous()
-    gradient = gradient.coalesce()
-    return gradient._indices()[0].contiguous(), gradient._values().contiguous()
+        return torch.arange(gradient.shape[0], device=gradient.device), gradient.to(table.dtype).contiguous()
+    if gradient.sparse_dim() != 1:
+        found = f"{gradient.sparse_dim()} of {_kind(table)}"
+        raise ValueError(f"a sparse gradient must have whole rows, one sparse dimension; got {found}")
+    gradient = coalesced(gradient)
+    rows, g = gradient._indices()[0].contiguous(), gradient._values().to(table.dtype).contiguous()
+    if len(rows) and rows.device.type == "cpu" and not 0 <= int(rows[0]) <= int(rows[-1]) < table.shape[0]:
+        bad = int(rows[0]) if rows[0] < 0 else int(rows[-1])
+        raise ValueError(f"a gradient must name rows 0 to {table.shape[0] - 1} of its table; got row {bad}")
+    return rows, g
+
+
+def _kind(value: Any) -> str:
+    """A tensor's shape, dtype and device, to be compared and shown."""
+    return f"{tuple(value.shape)} {value.dtype} on {value.device}" if isinstance(value, Tensor) else repr(value)
 
 
 def _zeros(table: Tensor) -> Tensor:
@@ -176,37 +256,24 @@ def _zeros(table: Tensor) -> Tensor:
     return torch.zeros_like(table, memory_format=torch.contiguous_format)
 
 
-def _split(tables: list[Tensor]) -> list[tuple[Any, list[int]]]:
-    """Which tables the CPU kernels take, by dtype, and which this module's own operators."""
-    groups: dict[Any, list[int]] = {}
+def _by_backend(tables: list[Tensor]) -> list[tuple[ModuleType, list[int]]]:
+    """Which tables go to which kernels, those of one dtype together; the CPU's take contiguous ones."""
+    groups: dict[tuple[str, torch.dtype], list[int]] = {}
     for i, table in enumerate(tables):
-        fits = table.device.type == "cpu" and table.dtype in (torch.float32, torch.float64) and table.is_contiguous()
-        groups.setdefault(table.dtype if fits and _kernels() else None, []).append(i)
-    return [(_TorchRows if dtype is None else _kernels(), chosen) for dtype, chosen in groups.items()]
+        backend = backends.choose("auto", table.device, table.dtype) if table.is_contiguous() else "torch"
+        groups.setdefault((backend, table.dtype), []).append(i)
+    return [(backends.kernels("embedding", backend), chosen) for (backend, _), chosen in groups.items()]
 
 
-class _TorchRows:
-    """The kernels' functions in PyTorch's operators, for any device."""
-
-    @staticmethod
-    def adam_rows(tables, moments, gradients, lr, betas, eps, step) -> None:
-        for table, (first, second), (rows, g) in zip(tables, moments, gradients, strict=True):
-            m = first[rows].lerp_(g, 1 - betas[0])
-            v = second[rows].lerp_(g.square(), 1 - betas[1])
-            first[rows], second[rows] = m, v
-            denominator = v.sqrt_().div_((1 - betas[1] ** step) ** 0.5).add_(eps)
-            table[rows] -= (lr / (1 - betas[0] ** step)) * m / denominator
-
-    @staticmethod
-    def sgd_rows(tables, gradients, lr) -> None:
-        for table, (rows, g) in zip(tables, gradients, strict=True):
-            table[rows] -= lr * g
+def _pick(chosen: list[int], *lists: list[Any]) -> list[list[Any]]:
+    return [[each[i] for i in chosen] for each in lists]
 
 
-@functools.cache
-def _kernels() -> ModuleType | None:
-    if importlib.util.find_spec("numba") is None:
-        return None
-    from fastcross.kernels.cpu import embedding
+def _count_as_changed(tables: list[Tensor]) -> None:
+    """For autograd, which would not notice that a kernel wrote to them."""
+    for table in tables:
+        torch.autograd.graph.increment_version(table)
 
-    return embedding
+
+def _call(closure: Callable[[], Any] | None) -> Any:
+    return None if closure is None else torch.enable_grad()(closure)()

@@ -23,6 +23,8 @@ _KERNELS = {
     ("cross_network", "triton"): "fastcross.kernels.gpu.launchers",
     ("cross_logits", "triton"): "fastcross.kernels.gpu.launchers",
     ("embedding", "numba"): "fastcross.kernels.cpu.embedding",
+    ("embedding", "triton"): "fastcross.kernels.embedding",
+    ("embedding", "torch"): "fastcross.kernels.embedding",
 }
 
 
