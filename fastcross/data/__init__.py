@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from fastcross.batch import Bag, Batch, Schema
 from fastcross.data.cache import Cache
 from fastcross.data.errors import DataError
+from fastcross.extras import needs
 
 if TYPE_CHECKING:
     from fastcross.data.build import prepare
@@ -33,4 +34,4 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
             raise
-        raise ImportError("reading data needs pyarrow: pip install fastcross[train]") from None
+        raise ImportError(needs("reading data", "pyarrow")) from None

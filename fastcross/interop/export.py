@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from fastcross.extras import needs
+
 TARGETS = {"pt2": (), "onnx": ("onnx", "onnxscript")}
 
 
@@ -34,9 +36,7 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any, to: str = "p
         raise ValueError(f"to must be one of {', '.join(TARGETS)}; got {to!r}")
     missing = [package for package in TARGETS[to] if importlib.util.find_spec(package) is None]
     if missing:
-        raise ModuleNotFoundError(
-            f"exporting to {to} needs {' and '.join(missing)}; install them with: pip install 'fastcross[export]'"
-        )
+        raise ModuleNotFoundError(needs(f"exporting to {to}", *missing))
     path = Path(path)
     if path.suffix != f".{to}":
         raise ValueError(f'a file for to="{to}" must be named *.{to}; got {path.name}')
