@@ -72,6 +72,7 @@ def _alpha_beta(x0: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor
 
 def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """Autocast would round the dots to half precision; these sums are float32 on purpose."""
-    if torch.is_autocast_enabled(x.device.type):
-        return torch.autocast(x.device.type, enabled=False)
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.autocast(kind, enabled=False)
     return contextlib.nullcontext()

@@ -103,7 +103,7 @@ def _run(case: Case) -> None:
         case "cross_layer_fwd":
             launcher(rows(), rows(), w[0], b[0])
         case "cross_layer_bwd":
-            launcher(rows(), rows(), rows(), w[0], [True] * 4)
+            launcher(rows(), rows(), rows(), w[0], b[0], [True] * 4)
         case "cross_network_fwd":
             launcher(rows(), w, b, True)
         case "cross_network_bwd":

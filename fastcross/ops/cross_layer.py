@@ -59,7 +59,7 @@ class CrossLayerFunction(torch.autograd.Function):
         if torch.is_grad_enabled():
             return *dispatch.closed_form_vjp(closed_form.cross_layer, (x0, x, w, b), dy), None
         needs = ctx.needs_input_grad[:4]
-        grads = cross_layer_bwd(dispatch.rows_of_gradient(dy), x0, x, w, needs, ctx.backend)
+        grads = cross_layer_bwd(dispatch.rows_of_gradient(dy), x0, x, w, b, needs, ctx.backend)
         return *dispatch.needed_only(grads, needs), None
 
     @staticmethod
@@ -76,10 +76,10 @@ def _fake_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str) 
 
 
 def _fake_bwd(
-    dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, needs: list[bool], backend: str
+    dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, needs: list[bool], backend: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dx0, dx = (empty_rows(t) if needed else t.new_empty(0) for t, needed in zip((x0, x), needs, strict=False))
-    return dx0, dx, dispatch.empty_unless(needs[2], w), dispatch.empty_unless(needs[3], w)
+    return dx0, dx, dispatch.empty_unless(needs[2], w), dispatch.empty_unless(needs[3], w if b is None else b)
 
 
 cross_layer_fwd = dispatch.define(
@@ -91,7 +91,7 @@ cross_layer_fwd = dispatch.define(
 cross_layer_bwd = dispatch.define(
     "cross_layer",
     "cross_layer_bwd",
-    "(Tensor dy, Tensor x0, Tensor x, Tensor w, bool[] needs, str backend)"
+    "(Tensor dy, Tensor x0, Tensor x, Tensor w, Tensor? b, bool[] needs, str backend)"
     " -> (Tensor dx0, Tensor dx, Tensor dw, Tensor db)",
     _fake_bwd,
 )

@@ -37,9 +37,9 @@ def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tenso
 
 
 def cross_layer_bwd(
-    dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, needs: list[bool]
+    dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dtype = accumulation_dtype(x0, x, w)
+    dtype = accumulation_dtype(x0, x, w, b)
     g, rows, x_rows, vector = _cast(dy, dtype), _cast(x0, dtype), _cast(x, dtype), _parameter(w, dtype)
     M, d = rows.shape
     dx0 = empty_output(rows) if needs[0] else rows.new_empty(0)
@@ -58,7 +58,7 @@ def cross_layer_bwd(
     if needs[2] or needs[3]:
         finish = compiled(cpu_layer.cross_layer_finish, dtype)
         finish(pack((_ptr(dw), _ptr(db)), (_ptr(totals),), (chunks, d, *needs[2:])))
-    return _rows_as(x0, dx0), _rows_as(x, dx), _cast(dw, w.dtype), _cast(db, w.dtype)
+    return _rows_as(x0, dx0), _rows_as(x, dx), _cast(dw, w.dtype), _cast(db, (w if b is None else b).dtype)
 
 
 def cross_network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool) -> tuple[Tensor, Tensor]:
@@ -80,8 +80,8 @@ def cross_logits_bwd(
     dz: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, p: Tensor, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     dx0, dvectors, db = _network_bwd(dz, x0, w, b, v, p, needs[0], needs[1] or needs[3], needs[2])
-    # dv is a copy, since results may not share memory
-    dw = dvectors[: len(w)] if needs[1] else dvectors.new_empty(0)
+    # Copies, since results may not share memory.
+    dw = dvectors[: len(w)].clone() if needs[1] else dvectors.new_empty(0)
     dv = dvectors[len(w) :].clone() if needs[3] else dvectors.new_empty(0)
     bias = w if b is None else b
     return _rows_as(x0, dx0), _cast(dw, w.dtype), _cast(db, bias.dtype), _cast(dv, v.dtype)
@@ -173,7 +173,10 @@ def _whole_lines(elements: int, dtype: torch.dtype) -> int:
 
 
 def _cast(t: Any, dtype: torch.dtype) -> Any:
-    return t if t is None or t.dtype == dtype else t.to(dtype)  # .to() takes a microsecond to find nothing to do
+    if t is None or t.dtype == dtype:  # .to() takes a microsecond to find nothing to do
+        return t
+    # By default a cast chooses strides, where rows overlap or are expanded, and the kernels need unit column stride.
+    return t.to(dtype, memory_format=torch.contiguous_format)
 
 
 def _rows_as(x0: Tensor, y: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ def _cross_layer_bwd_kernel(
 
 
 def cross_layer_bwd(
-    dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, needs: Sequence[bool]
+    dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """dx0, dx, dw and db, each empty unless needed."""
     need_dx0, need_dx, need_dw, need_db = needs
@@ -153,7 +153,7 @@ def cross_layer_bwd(
     plan = launch.backward(N, x0.element_size(), device, held=3, sums=1 + need_dw + need_db, sums_in_memory=False)
     segments, programs = plan.segments(N), plan.programs(M, device)
     w = w.contiguous()
-    sums = w.new_empty((programs * plan.ROWS, 1 + need_db, segments * plan.columns), dtype=accumulation_dtype(x0, w))
+    sums = w.new_empty((programs * plan.ROWS, 1 + need_db, segments * plan.columns), dtype=accumulation_dtype(x0, w, b))
     s = _project(x, w) if need_dx0 and not plan.whole_rows else None
     ds = row_dot(dy, x0, sums) if (need_dx or need_dw) and not plan.whole_rows else None
     dx0 = empty_rows(x0) if need_dx0 else x0.new_empty(0)
@@ -162,11 +162,11 @@ def cross_layer_bwd(
         dy, x0, x, w, s, ds, dx0, dx, sums,
         M, N, 0 if s is None else s.shape[0], 0 if ds is None else ds.shape[0],
         dy.stride(0), x0.stride(0), x.stride(0), dx0.stride(0), dx.stride(0),
-        DTYPE=_dtype(x0, w), WHOLE_ROWS=plan.whole_rows,
+        DTYPE=_dtype(x0, w, b), WHOLE_ROWS=plan.whole_rows,
         NEED_DX0=need_dx0, NEED_DX=need_dx, NEED_DW=int(need_dw), NEED_DB=int(need_db), ROWS=plan.ROWS,
         **tile(plan, dy, x0, x, *([dx0] if need_dx0 else []), *([dx] if need_dx else [])),
     )  # fmt: skip
-    dw, db = w.new_empty(N if need_dw else 0), w.new_empty(N if need_db else 0)
+    dw, db = w.new_empty(N if need_dw else 0), (w if b is None else b).new_empty(N if need_db else 0)
     if need_dw or need_db:
         reduce_sums(sums, None, w.unsqueeze(0), None, dw if need_dw else None, None, db if need_db else None, layers=1)
     return dx0, dx, dw, db

@@ -86,7 +86,7 @@ def test_opcheck(operator):
         dy = torch.randn_like(tensors[0])
         torch.library.opcheck(ops.cross_layer_fwd, (*tensors, "numba"))
         for needs in ([True] * 4, [False, True, False, True]):
-            torch.library.opcheck(ops.cross_layer_bwd, (dy, *tensors[:3], needs, "numba"))
+            torch.library.opcheck(ops.cross_layer_bwd, (dy, *tensors, needs, "numba"))
         return
     forward, backward = getattr(ops, f"{operator}_fwd"), getattr(ops, f"{operator}_bwd")
     for keep_p in (True, False):
