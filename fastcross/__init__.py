@@ -3,12 +3,13 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from fastcross import layers
 from fastcross._version import __version__
 
 if TYPE_CHECKING:
     from fastcross import reference
     from fastcross.interop.export import export
-    from fastcross.interop.peers import cross_state_dict
+    from fastcross.interop.state_dict import cross_state_dict
     from fastcross.interop.swap import swap
     from fastcross.layers.cross import CrossLayer, CrossNetwork
     from fastcross.models.dcn import DCN, DCNConfig
@@ -40,7 +41,7 @@ _HOMES = {
     "cross_layer": "fastcross.ops",
     "cross_logits": "fastcross.ops",
     "cross_network": "fastcross.ops",
-    "cross_state_dict": "fastcross.interop.peers",
+    "cross_state_dict": "fastcross.interop.state_dict",
     "export": "fastcross.interop.export",
     "swap": "fastcross.interop.swap",
 }
@@ -53,6 +54,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
+
+
+# Layers know no other package. What knows them lies above, in interop, and is imported when it is asked.
+layers.read_peer = lambda module: import_module("fastcross.interop.recognise").cross_parameters(module)
 
 
 def __dir__() -> list[str]:

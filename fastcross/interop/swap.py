@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastcross.interop.peers import PEERS, Peer, path, recognise
+from fastcross.interop.peers import PEERS, Peer
+from fastcross.interop.recognise import class_path, cross_shapes, recognise
 from fastcross.ops import cross_network
 
 
@@ -58,23 +59,42 @@ def swap(model: nn.Module, *, undo: bool = False) -> Report:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
     report = Report()
+    changes: list[
+        tuple[nn.Module, type]
+    ] = []  # made when all modules have been looked at, so that an error changes none
     for name, module in model.named_modules():
-        kind = path(type(module))
+        kind = class_path(type(module))
         if undo:
             if "peer_class" in vars(type(module)):
-                module.__class__ = type(module).peer_class
+                changes.append((module, type(module).peer_class))
                 report.restored.append(Entry(name, kind, "runs its own code"))
             elif isinstance(module, Swapped):
                 report.left.append(Entry(name, kind, "its class was changed again after the swap"))
         elif isinstance(module, Swapped):
             report.left.append(Entry(name, kind, "already swapped"))
-        elif isinstance(found := recognise(module), Peer):
-            module.__class__ = swapped_class(type(module))  # type: ignore[arg-type]
-            num_layers, in_features = found.parameters_on_meta(module)[0].shape
+        elif isinstance(found := _swappable(module), tuple):
+            peer, cls = found
+            changes.append((module, cls))
+            num_layers, in_features = cross_shapes(module, peer)[0].shape
             report.swapped.append(Entry(name, kind, f"L = {num_layers}, d = {in_features}"))
         elif found is not None:
             report.left.append(Entry(name, kind, found))
+    for module, cls in changes:
+        object.__setattr__(module, "__class__", cls)
     return report
+
+
+def _swappable(module: nn.Module) -> tuple[Peer, type] | str | None:
+    """The peer that ``module`` is and the class it shall have; or why not; None for what is no cross network at all."""
+    found = recognise(module)
+    if not isinstance(found, Peer):
+        return found
+    try:
+        cls = swapped_class(type(module))  # type: ignore[arg-type]
+        object.__setattr__(object.__new__(type(module)), "__class__", cls)  # a class with __slots__ cannot be changed
+    except Exception as error:  # a metaclass or __init_subclass__ of somebody else's
+        return f"its class cannot be changed: {type(error).__name__}: {error}"
+    return found, cls
 
 
 class Swapped(nn.Module):
@@ -100,9 +120,9 @@ def _new(peer_class: type, function: Any, *arguments: Any) -> Any:
 @functools.cache
 def swapped_class(peer_class: Any) -> Any:
     """The subclass of a package's class (or of a user's subclass of it) that runs on these operators."""
-    peer = next(PEERS[path(cls)] for cls in peer_class.__mro__ if path(cls) in PEERS)
+    peer = next(PEERS[class_path(cls)] for cls in peer_class.__mro__ if class_path(cls) in PEERS)
     original = getattr(peer_class, peer.method)
-    (_, argument) = inspect.signature(original).parameters
+    _, argument, *_ = inspect.signature(original).parameters
 
     @functools.wraps(original)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
@@ -122,6 +142,8 @@ def _takes(peer: Peer, x0: Any, weight: Tensor, bias: Tensor) -> bool:
     """Whether the operator and the package agree on this input; anything else, errors included, is the package's."""
     # An FX proxy is no tensor; a TorchScript trace cannot hold the autograd Function.
     if not isinstance(x0, Tensor) or torch.jit.is_tracing():
+        return False
+    if any(hasattr(tensor, "__tensor_flatten__") for tensor in (x0, weight, bias)):  # a DTensor, a nested tensor, …
         return False
     if x0.dim() < 1 or x0.shape[-1] != weight.shape[1] or x0.device != weight.device:
         return False

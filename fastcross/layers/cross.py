@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fastcross.interop.peers import Peer, recognise
+from fastcross import layers
 from fastcross.ops import cross_layer, cross_logits, cross_network
 
 
@@ -80,11 +80,7 @@ class CrossNetwork(nn.Module):
     @classmethod
     def from_module(cls, module: nn.Module, *, backend: str = "auto") -> "CrossNetwork":
         """A copy of another package's cross network: see :func:`fastcross.swap` for those that are known."""
-        peer = recognise(module)
-        if not isinstance(peer, Peer):
-            kind = f"{type(module).__module__}.{type(module).__qualname__}"
-            raise TypeError(f"no cross network of a package that fastcross knows: {kind}{f': {peer}' if peer else ''}")
-        weight, bias = (parameter.detach() for parameter in peer.parameters(module))
+        weight, bias = (parameter.detach() for parameter in layers.read_peer(module))
         network = cls(weight.shape[1], len(weight), backend=backend, device=weight.device, dtype=weight.dtype)
         network.load_state_dict({"weight": weight, "bias": bias})
         return network
