@@ -70,7 +70,7 @@ def worker(output: str, settings: list[Setting]) -> None:
     """One of the processes: measures each setting, and how long it takes to add up 16 MB."""
     import torch.distributed as dist
 
-    from fastcross.distributed.processes import start
+    from fastcross.distributed.process_group import start
 
     torch.set_num_threads(1)
     found = []
@@ -175,7 +175,7 @@ def report() -> None:
 
 def compare_embeddings() -> None:
     """The same model and batches on each, interleaved in one process; times relative to fastcross's tables."""
-    from fastcross.distributed.processes import start
+    from fastcross.distributed.process_group import start
 
     torch.set_num_threads(os.cpu_count() or 1)
     print("| optimiser | n_e | batch | fastcross | fbgemm through TorchRec | fastcross through TorchRec |")

@@ -6,25 +6,18 @@ import shutil
 from fastcross._version import __version__
 from fastcross.cli.help import DESCRIPTION, EXAMPLES
 from fastcross.cli.values import at_least, integers, layers, names
-from fastcross.training.config import SCHEDULES, TrainingConfig
+from fastcross.models import MODELS
+from fastcross.training.config import (
+    EMBEDDINGS,
+    GENERATED_LOG_OPTIONS,
+    GENERATED_LOG_TRAINING,
+    GENERATED_ROWS,
+    SCHEDULES,
+    SHARDINGS,
+    TrainingConfig,
+)
 
 FORMATS = ("auto", "criteo", "csv", "parquet", "covertype", "higgs", "adult")
-EMBEDDINGS = ("auto", "fastcross", "fbgemm")
-SHARDINGS = ("auto", "table", "row", "column")
-MODELS = ("dcn", "deep_crossing", "dnn", "wide_deep", "fm", "lr")  # in the order of the paper's table 1
-
-GENERATED_ROWS = 300_000
-# Small enough to find the crosses of the generated log on two cores within a minute or two.
-FOR_GENERATED_LOG = {
-    "cross_layers": 2,
-    "deep_layers": [32],
-    "embedding_dim": 4,
-    "lr": 0.01,
-    "schedule": "cosine",
-    "epochs": 3,
-    "evaluate_every": 100,
-    "patience": 0,
-}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -126,7 +119,10 @@ def _add_data(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="PATH",
         help="a cache, or files to prepare first; default: a generated click log with planted crosses, and for it "
-        + " ".join(f"--{name.replace('_', '-')} {_spelt(value)}" for name, value in FOR_GENERATED_LOG.items()),
+        + " ".join(
+            f"--{name.replace('_', '-')} {_spelt(value)}"
+            for name, value in {**GENERATED_LOG_OPTIONS, **GENERATED_LOG_TRAINING}.items()
+        ),
     )
     parser.add_argument("--rows", type=at_least(1), metavar="N", help=f"of that log (default: {GENERATED_ROWS:,})")
     parser.add_argument("--cache", metavar="FOLDER", help="where to keep prepared data (default: ~/.cache/fastcross)")

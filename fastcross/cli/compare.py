@@ -1,33 +1,27 @@
 """The paper's table 1 for your data: several models, the same split, the same training, one run folder each."""
 
-import time
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from fastcross.cli.experiment import dataset, experiment
 from fastcross.cli.printing import show
-from fastcross.data import Cache
 from fastcross.files import atomic
-from fastcross.training.checkpoint import CheckpointError
-from fastcross.training.experiment import make_plan, run_plan
-from fastcross.training.run_folder import Run, draw_curves, write_json
-from fastcross.training.sources import open_source
+from fastcross.training.experiment import run_name
+from fastcross.training.plots import draw_curves
+from fastcross.training.run_folder import Run, write_json
 
 
 def compare(args: Namespace) -> int:
-    cache, optimum = open_source(args, show)
-    folder = Path(args.output or f"runs/compare-{time.strftime('%Y%m%d-%H%M%S')}")
-    plans = {
-        (name, seed): make_plan(args, name, cache, optimum, seed, strict=False)
-        for name in args.models
-        for seed in args.seeds
-    }
+    folder = Path(args.output or run_name("compare"))
+    plans = {(name, seed): experiment(args, name, seed, strict=False) for name in args.models for seed in args.seeds}
+    cache, optimum = dataset(args).open(show)
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in args.models}
     for (name, seed), plan in plans.items():
         show(f"{name}, seed {seed}")
-        results[name].append(finish_run(folder / f"{name}-{seed}", plan, cache))
+        results[name].append(plan.run(folder / f"{name}-{seed}", show=show, go_on=True, opened=(cache, optimum)))
     part = "test" if cache.sizes.get("test") else "validation"
     rows = sorted((summary(name, found, part) for name, found in results.items()), key=lambda row: row["logloss"])
     table = markdown(rows, optimum.get(part))
@@ -39,16 +33,6 @@ def compare(args: Namespace) -> int:
     print(f"{part} part, {cache.sizes[part]:,} rows, seeds {', '.join(map(str, args.seeds))}\n\n{table}")
     print(f"saved: {folder}/table.md, table.json, curves.png, and a run folder for each model")
     return 0
-
-
-def finish_run(path: Path, plan: Mapping[str, Any], cache: Cache) -> dict[str, Any]:
-    """The result of this plan: trained now, continued where it stopped, or read where it had finished."""
-    if not (path / "config.json").exists():
-        return run_plan(cache, Run.create(path, plan), show)
-    run = Run(path)
-    if run.config != plan:
-        raise CheckpointError(f"{path} holds a run with another configuration; choose another --output")
-    return run.result or run_plan(cache, run, show, resume=True)
 
 
 def summary(name: str, results: Sequence[Mapping[str, Any]], part: str) -> dict[str, Any]:

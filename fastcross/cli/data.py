@@ -3,11 +3,13 @@
 import sys
 from argparse import Namespace
 
+from fastcross.cli.experiment import preparation
 from fastcross.cli.info import print_cache
 from fastcross.cli.printing import show
-from fastcross.training.sources import preparation, prepare_files
+from fastcross.training.dataset import Dataset
 
 
 def prepare(args: Namespace) -> int:
-    print_cache(prepare_files(args.data, args.cache, preparation(args), show, progress=sys.stderr.isatty()))
+    cache, _ = Dataset(tuple(args.data), args.cache, preparation(args)).open(show, progress=sys.stderr.isatty())
+    print_cache(cache)
     return 0

@@ -7,9 +7,9 @@ from fastcross.cli.printing import print_metrics, report_reading
 from fastcross.data import read_for_prediction
 from fastcross.training.evaluate import evaluate as evaluate_part
 from fastcross.training.evaluate import predict as predict_logits
-from fastcross.training.experiment import load_model
 from fastcross.training.metrics import summarise
 from fastcross.training.run_folder import write_json
+from fastcross.training.trained import load_model
 
 
 def evaluate(args: Namespace) -> int:

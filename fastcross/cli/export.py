@@ -9,8 +9,8 @@ import torch
 
 from fastcross.cli.printing import show
 from fastcross.interop.export import export as export_model
-from fastcross.training.experiment import load_model
 from fastcross.training.run_folder import Run
+from fastcross.training.trained import load_model
 
 
 def export(args: Namespace) -> int:

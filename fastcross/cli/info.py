@@ -14,8 +14,8 @@ from fastcross._version import __version__
 from fastcross.cli.printing import print_metrics
 from fastcross.data import Cache
 from fastcross.models.dcn import DCN
-from fastcross.training.experiment import Trained, load_model
 from fastcross.training.run_folder import Run
+from fastcross.training.trained import Trained, load_model
 
 
 def info(args: Namespace) -> int:

@@ -10,8 +10,8 @@ from fastcross.cli.printing import report_reading, show
 from fastcross.data import read_for_prediction
 from fastcross.files import atomic
 from fastcross.training.evaluate import predict as predict_logits
-from fastcross.training.experiment import load_model
 from fastcross.training.metrics import probabilities
+from fastcross.training.trained import load_model
 
 
 def predict(args: Namespace) -> int:

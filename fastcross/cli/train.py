@@ -1,38 +1,51 @@
-"""fastcross train: a model from a cache, a file or the generated log; or a run that goes on where it stopped."""
+"""fastcross train: an experiment in this process, in each of torchrun's, or in processes that are launched for it."""
 
-import time
 from argparse import Namespace
+from pathlib import Path
 
+from fastcross.cli.experiment import experiment
 from fastcross.cli.printing import print_metrics, show
-from fastcross.data import Cache
-from fastcross.distributed.launch import is_sharded, launch, needs_launch
-from fastcross.training.experiment import make_plan, run_plan
+from fastcross.distributed.launch import launch, max_restarts, restarts, several, under_torchrun
+from fastcross.training.experiment import Experiment, resume, run_name
 from fastcross.training.loop import Interrupted
-from fastcross.training.run_folder import Run
-from fastcross.training.sources import open_source
+from fastcross.training.processes import ALONE, Processes
 
 
 def train(args: Namespace) -> int:
-    if is_sharded(args):
-        if needs_launch(args):
-            return launch(args)
-        from fastcross.distributed.command import train as train_sharded  # TorchRec takes seconds to import
+    plan = Experiment.load(args.resume) if args.resume else experiment(args, args.model, args.seed)
+    processes = args.processes or 1
+    if args.resume and several(processes) and plan.sharding is None:
+        raise ValueError(f"{args.resume} is a run of one process; see fastcross convert --help")
+    folder = Path(args.resume or args.run or run_name(args.model))
+    if plan.sharding is None:
+        return _train(args, plan, folder, ALONE)
+    if not under_torchrun() and (processes > 1 or args.max_restarts > 0):
+        named = [] if args.resume or args.run else ["--run", str(folder)]  # one for all, and for those started again
+        return launch([*args.argv, *named], processes, args.max_restarts)
+    if max_restarts() and not args.run and not args.resume:
+        raise ValueError("torchrun --max-restarts needs --run FOLDER, for a restarted process to find its checkpoint")
+    from fastcross.distributed.sharding import join
 
-        return train_sharded(args)
-    if args.resume:
-        run = Run(args.resume)
-        if run.result:
-            raise ValueError(f"the run {run.path} is finished; see fastcross info {run.path}")
-        cache = Cache.open(run.config["cache"], fingerprint=run.config["fingerprint"])
-    else:
-        cache, optimum = open_source(args, show)
-        plan = make_plan(args, args.model, cache, optimum, seed=args.seed)
-        run = Run.create(args.run or f"runs/{args.model}-{time.strftime('%Y%m%d-%H%M%S')}", plan)
+    with join(plan.device) as joined:
+        if joined.rank == 0:
+            show(f"{joined.size} process{'es' if joined.size > 1 else ''} on {joined.device.type}")
+        return _train(args, plan, folder, joined)
+
+
+def _train(args: Namespace, plan: Experiment, folder: Path, processes: Processes) -> int:
+    leads = processes.rank == 0
+    told = show if leads else None
     try:
-        result = run_plan(cache, run, show, resume=bool(args.resume))
+        if args.resume:
+            result = resume(folder, show=told, processes=processes)
+        else:
+            result = plan.run(folder, show=told, processes=processes, go_on=restarts() > 0)
     except Interrupted as interruption:
-        show(f"{interruption}; continue with: fastcross train --resume {run.path}")
+        if leads:
+            several_processes = f" --processes {processes.size}" if processes.size > 1 else ""
+            show(f"{interruption}; continue with: fastcross train --resume {folder}{several_processes}")
         return 130
-    print_metrics(result)
-    print(f"run folder: {run.path}")
+    if leads:
+        print_metrics(result)
+        print(f"run folder: {folder}")
     return 0

@@ -5,15 +5,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from fastcross.distributed.storage import newest, put_shards, read_shards, take_shards
 from fastcross.training import checkpoint
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.run_folder import Run
+from fastcross.training.shards import checkpoints, newest, read_whole, take_shards
 
 # What a sharded checkpoint divides: the tables and, in the second part of the optimiser, the moments of their rows.
 SHARDED = re.compile(r"model\.embedding\.tables\.\d+|optimizer\.parts\.1\.state\.\d+\.\w+")
@@ -40,20 +38,6 @@ def convert(run: Run, to: str, output: Path, sharding: str = "auto") -> list[str
     return names
 
 
-def read_whole(folder: Path) -> dict[str, Any]:
-    """The state in a sharded checkpoint, its tables put together in this process."""
-    state = checkpoint.load(folder / "state.safetensors")
-    state.pop("rng_of_ranks", None)
-    shards: dict[str, Any] = {}
-    if (folder / ".metadata").exists():
-        for name, entry in dcp.FileSystemReader(folder).read_metadata().state_dict_metadata.items():
-            assert isinstance(entry, TensorStorageMetadata)
-            shards[name] = torch.empty(entry.size, dtype=entry.properties.dtype)
-    if shards:
-        read_shards(shards, folder, alone=True)
-    return put_shards(state, shards)
-
-
 def write_sharded(run: Path, name: str, state: dict[str, Any]) -> None:
     """A sharded checkpoint in one part, which any number of ranks can read."""
     folder = run / f"{name}-{state['step']:08d}"
@@ -66,4 +50,4 @@ def write_sharded(run: Path, name: str, state: dict[str, Any]) -> None:
 
 
 def _present(run: Run, name: str, to: str) -> bool:
-    return run.holds(name) if to == "sharded" else any(run.path.glob(f"{name}-" + "[0-9]" * 8))
+    return run.holds(name) if to == "sharded" else bool(checkpoints(run.path, name))

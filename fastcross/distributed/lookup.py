@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._shard.metadata import ShardMetadata
 
 from fastcross.batch import Bag
+from fastcross.distributed.internals import ShardMetadata, lookup_kernels, replace_operator
 from fastcross.layers.embedding import EmbeddingStack
 
 
@@ -63,8 +63,9 @@ class StackLookup(nn.Module):
 def replace_lookups(collection: Any) -> list[Shard]:
     """Let EmbeddingStacks look up the rows of a ShardedEmbeddingBagCollection; returns its shards, for an optimiser."""
     shards = []
-    for kernel in (kernel for lookup in collection._lookups for kernel in lookup._emb_modules):
-        kernel._emb_module = StackLookup(kernel._emb_module)
-        tables = zip(kernel.config.embedding_tables, kernel._emb_module.stack.tables, strict=True)
+    for kernel, operator in lookup_kernels(collection):
+        stack_lookup = StackLookup(operator)
+        replace_operator(kernel, stack_lookup)
+        tables = zip(kernel.config.embedding_tables, stack_lookup.stack.tables, strict=True)
         shards += [Shard(config.name, config.local_metadata, weight) for config, weight in tables]
     return shards

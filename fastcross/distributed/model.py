@@ -4,19 +4,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
 from fastcross.distributed.batch_norm import synchronise
+from fastcross.distributed.internals import ShardedTensor
 from fastcross.distributed.lookup import replace_lookups
 from fastcross.distributed.optim import FusedRows, ShardedOptimizer, ShardedRows
-from fastcross.distributed.processes import Processes
+from fastcross.distributed.process_group import ProcessGroup
 from fastcross.distributed.tables import EmbeddingTables, Sharder, cut, plan_sharding, table_name
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.models.dcn import DCN, Model
 from fastcross.training.config import TrainingConfig
-from fastcross.training.ranks import Ranks
 
 TABLES = "embedding.tables"  # their names in a DCN's state
 LAYERS = ("cross", "deep", "logits")  # the rest of it, in the order in which it is drawn
@@ -29,7 +28,7 @@ class ShardedDCN(DistributedModelParallel):
     Its state has the names and shapes of a DCN's, with ShardedTensors for the tables.
     """
 
-    def __init__(self, model: DCN, processes: Processes, sharding: str, rows: int) -> None:
+    def __init__(self, model: DCN, processes: ProcessGroup, sharding: str, rows: int) -> None:
         synchronise(model)
         assert isinstance(model.embedding, EmbeddingTables)
         plan = plan_sharding(model, model.embedding, sharding, rows)
@@ -81,7 +80,7 @@ class ShardedDCN(DistributedModelParallel):
 
 
 def shard(
-    model: Model, processes: Ranks, config: TrainingConfig, sharding: str, embedding: str = "auto"
+    model: Model, processes: ProcessGroup, config: TrainingConfig, sharding: str, embedding: str = "auto"
 ) -> tuple[Any, ShardedOptimizer]:
     """Shard ``model``, which is on the meta device, initialise it, and make its optimiser.
 
@@ -94,7 +93,6 @@ def shard(
     """
     optimizer, lr, seed = config.optimizer, config.lr, config.seed
     rows = -(-config.batch_size // processes.size)
-    assert isinstance(processes, Processes)
     if not isinstance(model, DCN) or not isinstance(model.embedding, EmbeddingStack):
         raise ValueError(f"only the models dcn and dnn can be sharded; got {type(model).__name__}")
     if not model.embedding.dims:

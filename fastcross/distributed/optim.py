@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._shard.sharded_tensor import Shard as TensorShard
-from torch.distributed._shard.sharded_tensor import ShardedTensor
 
+from fastcross.distributed.internals import Shard as TensorShard
+from fastcross.distributed.internals import ShardedTensor, sharded_tensor
 from fastcross.distributed.lookup import Shard
-from fastcross.distributed.processes import Processes
+from fastcross.distributed.process_group import ProcessGroup
 from fastcross.distributed.tables import cut, table_name
 from fastcross.optim import Optimizer, RowAdam, RowSGD, gradients, scale_gradients
 
@@ -20,7 +20,7 @@ from fastcross.optim import Optimizer, RowAdam, RowSGD, gradients, scale_gradien
 class ShardedOptimizer(Optimizer):
     """The parts of a sharded model's optimiser as one."""
 
-    def __init__(self, parts: Sequence[torch.optim.Optimizer], processes: Processes) -> None:
+    def __init__(self, parts: Sequence[torch.optim.Optimizer], processes: ProcessGroup) -> None:
         super().__init__(parts)
         self.processes = processes
 
@@ -115,4 +115,4 @@ def _options(group: dict[str, Any], dims: Sequence[int]) -> dict[str, Any]:
 
 
 def _like(table: ShardedTensor, shards: list[TensorShard]) -> ShardedTensor:
-    return ShardedTensor._init_from_local_shards_and_global_metadata(shards, table.metadata())
+    return sharded_tensor(shards, table.metadata())

@@ -4,8 +4,6 @@ import os
 
 import torch
 from torch import Tensor, nn
-from torch.distributed._shard.metadata import ShardMetadata
-from torch.distributed._shard.sharded_tensor import Shard, ShardedTensor, ShardedTensorMetadata
 from torchrec.distributed.embedding_types import EmbeddingComputeKernel
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner, ParameterConstraints, Topology
@@ -16,15 +14,11 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
 from fastcross.batch import Bag
-from fastcross.distributed.processes import Processes
+from fastcross.distributed.internals import Shard, ShardedTensor, ShardedTensorMetadata, ShardMetadata, sharded_tensor
+from fastcross.distributed.process_group import ProcessGroup
 from fastcross.layers.embedding import Bags, EmbeddingStack, check_ids, check_offsets, pooling_coefficients
+from fastcross.training.config import SHARDINGS
 
-SHARDINGS = {
-    "table": [ShardingType.TABLE_WISE],
-    "row": [ShardingType.ROW_WISE],
-    "column": [ShardingType.COLUMN_WISE],
-    "auto": [ShardingType.TABLE_WISE, ShardingType.ROW_WISE, ShardingType.COLUMN_WISE],
-}
 WIDTH = 4  # fbgemm's tables are a multiple of this wide; the columns beyond n_e are 0 and stay so
 
 
@@ -36,7 +30,7 @@ class EmbeddingTables(nn.Module):
         processes: the ranks that share the tables.
     """
 
-    def __init__(self, stack: EmbeddingStack, processes: Processes) -> None:
+    def __init__(self, stack: EmbeddingStack, processes: ProcessGroup) -> None:
         super().__init__()
         self._stack, self.processes = (stack,), processes  # in a tuple, so that its tables are no parameters of this
         self.cardinalities, self.dims, self.out_features = stack.cardinalities, stack.dims, stack.out_features
@@ -89,7 +83,13 @@ class Sharder(EmbeddingBagCollectionSharder):
     """TorchRec's, which on a CPU does not offer row-wise tables by itself."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
-        return [kind.value for kind in SHARDINGS["auto"]]
+        return sharding_types("auto")
+
+
+def sharding_types(sharding: str) -> list[str]:
+    """TorchRec's names for one of SHARDINGS."""
+    names = [name for name in SHARDINGS if name != "auto"] if sharding == "auto" else [sharding]
+    return [ShardingType[f"{name.upper()}_WISE"].value for name in names]
 
 
 def plan_sharding(module: nn.Module, tables: EmbeddingTables, sharding: str, rows: int) -> ShardingPlan:
@@ -99,9 +99,9 @@ def plan_sharding(module: nn.Module, tables: EmbeddingTables, sharding: str, row
     constraints = {}
     for k, (cardinality, dim) in enumerate(zip(tables.cardinalities, tables.dims, strict=True)):
         # A table with fewer rows than there are ranks has none for some of them.
-        kinds = SHARDINGS[sharding] if cardinality >= processes.size else SHARDINGS["table"]
+        fits = cardinality >= processes.size
         constraints[table_name(k)] = ParameterConstraints(
-            sharding_types=[kind.value for kind in kinds],
+            sharding_types=sharding_types(sharding if fits else "table"),
             compute_kernels=[EmbeddingComputeKernel.FUSED.value],
             min_partition=padded(-(-padded(dim) // processes.size)),
         )
@@ -137,7 +137,7 @@ def cut(table: ShardedTensor, dim: int) -> ShardedTensor:
     local = [(shard.tensor, narrow[shard.metadata]) for shard in table.local_shards() if shard.metadata in narrow]
     # Made with tensors that are contiguous, as is asked for, though a checkpoint reads and writes any.
     empty = [Shard(tensor.new_empty(shard.shard_sizes), shard) for tensor, shard in local]
-    found = ShardedTensor._init_from_local_shards_and_global_metadata(empty, metadata)
+    found = sharded_tensor(empty, metadata)
     for shard, (tensor, _) in zip(found.local_shards(), local, strict=True):
         shard.tensor = tensor[:, : shard.metadata.shard_sizes[1]]
     return found

@@ -250,13 +250,3 @@ class WideDeep(DNN):
     def weights(self) -> Iterator[Tensor]:
         yield from super().weights()
         yield from self.wide.tables.tables
-
-
-MODELS: dict[str, type[Model]] = {
-    "dcn": DCN,
-    "dnn": DNN,
-    "lr": LogisticRegression,
-    "fm": FactorizationMachine,
-    "deep_crossing": DeepCrossing,
-    "wide_deep": WideDeep,
-}

@@ -4,7 +4,15 @@ import math
 from dataclasses import dataclass
 
 SCHEDULES = ("constant", "plateau", "cosine")
+OPTIMIZERS = ("adam", "sgd")
+EMBEDDINGS = ("auto", "fastcross", "fbgemm")  # whose tables: fastcross's, or fbgemm's through TorchRec
+SHARDINGS = ("auto", "table", "row", "column")  # how TorchRec divides tables: "auto" is left to its planner
 PLATEAU_FACTOR = 0.3
+
+GENERATED_ROWS = 300_000  # of the click log that is generated where no data is given
+# Small enough to find the crosses of the generated log on two cores within a minute or two.
+GENERATED_LOG_OPTIONS = {"cross_layers": 2, "deep_layers": [32], "embedding_dim": 4}
+GENERATED_LOG_TRAINING = {"lr": 0.01, "schedule": "cosine", "epochs": 3, "evaluate_every": 100, "patience": 0}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fastcross.data import Batch, Cache
 from fastcross.training import metrics
-from fastcross.training.ranks import ALONE, Ranks
+from fastcross.training.processes import ALONE, Processes
 
 BATCH_SIZE = 4096  # nothing is kept for a backward pass, so batches may be larger than in training
 
@@ -38,15 +38,15 @@ def predict(model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False) -
 
 
 def evaluate(
-    model: nn.Module, cache: Cache, part: str, *, bf16: bool = False, ranks: Ranks = ALONE
+    model: nn.Module, cache: Cache, part: str, *, bf16: bool = False, processes: Processes = ALONE
 ) -> dict[str, float]:
-    """The metrics of :func:`fastcross.metrics.summarise` on one part of a cache, over the rows of all ranks."""
+    """The metrics of :func:`fastcross.metrics.summarise` on one part of a cache, over the rows of all processes."""
     if not cache.sizes.get(part):
         raise ValueError(f"the cache {cache.path} has no rows in part {part!r}; its sizes are {cache.sizes}")
-    batches = cache.batches(part, BATCH_SIZE, rank=ranks.rank, world_size=ranks.size)
+    batches = cache.batches(part, BATCH_SIZE, rank=processes.rank, world_size=processes.size)
     logits, label = predict(model, batches, bf16=bf16)
     assert label is not None, "a cache holds labels"
-    logits, label = ranks.gather(logits), ranks.gather(label)
+    logits, label = processes.gather(logits), processes.gather(label)
     if not logits.isfinite().all():
         raise ValueError(f"{int((~logits.isfinite()).sum())} of {logits.numel()} predictions on {part} are not finite")
-    return ranks.share(metrics.summarise(logits, label) if ranks.rank == 0 else {})
+    return processes.share(metrics.summarise(logits, label) if processes.rank == 0 else {})

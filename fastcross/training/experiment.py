@@ -1,123 +1,234 @@
-"""From a command's arguments to a trained model and back: a run's plan is JSON, to be resumed and repeated."""
+"""An experiment: data, model, training. It builds, trains, resumes, and saves as JSON, to be repeated.
 
-from argparse import Namespace
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+experiment = Experiment(Dataset("train.txt"), "dcn", {"cross_layers": 4}, TrainingConfig(epochs=3))
+result = experiment.run("runs/first", show=print)
+resume("runs/first")                            # after a crash, bit for bit
+model = load_model("runs/first").model
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fastcross import __version__
-from fastcross.data import Cache, Schema
-from fastcross.models.baselines import MODELS
+from fastcross._version import __version__
+from fastcross.batch import Schema
+from fastcross.data import Cache
+from fastcross.models import MODELS
 from fastcross.models.dcn import Model
-from fastcross.training import checkpoint
-from fastcross.training.config import TrainingConfig
-from fastcross.training.loop import Trainer
-from fastcross.training.ranks import ALONE, Ranks
-from fastcross.training.run_folder import Run
-
-MODEL_OPTIONS = (
-    "cross_layers",
-    "deep_layers",
-    "embedding_dim",
-    "structure",
-    "dropout",
-    "batch_norm",
-    "l2",
-    "backend",
-    "crosses",
+from fastcross.training.checkpoint import CheckpointError
+from fastcross.training.config import (
+    EMBEDDINGS,
+    GENERATED_LOG_OPTIONS,
+    GENERATED_LOG_TRAINING,
+    SHARDINGS,
+    TrainingConfig,
 )
+from fastcross.training.dataset import Dataset, Opened, Show
+from fastcross.training.loop import Trainer
+from fastcross.training.processes import ALONE, Processes
+from fastcross.training.run_folder import Run, read_json, write_json
+
+SHARDED_MODELS = ("dcn", "dnn")  # those whose tables TorchRec can divide
 
 
-def make_plan(
-    args: Namespace, name: str, cache: Cache, optimum: Mapping[str, float], seed: int, *, strict: bool = True
-) -> dict[str, Any]:
-    """Everything a run needs: what config.json holds. With ``strict``, an option that the model has not is an error."""
+@dataclass(frozen=True)
+class Experiment:
+    """What to train, on what, and how.
+
+    Args:
+        data: the rows.
+        model: a name among :data:`fastcross.models.MODELS`.
+        options: of the model, see :func:`model_options`. ``crosses`` may name columns.
+        training: the configuration of the training loop.
+        device: "auto", "cpu", "cuda", "cuda:1" …
+        threads: of the CPU; None for as many as PyTorch uses now.
+        embedding: whose tables, one of EMBEDDINGS.
+        sharding: how tables are divided between processes, one of SHARDINGS; None for one process without TorchRec.
+    """
+
+    data: Dataset = field(default_factory=Dataset)
+    model: str = "dcn"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    device: str = "auto"
+    threads: int | None = None
+    embedding: str = "auto"
+    sharding: str | None = None
+
+    def __post_init__(self) -> None:
+        unknown = [name for name in self.options if name not in model_options(self.model)]
+        if unknown:
+            raise ValueError(f"the model {self.model} has no option {', '.join(unknown)}")
+        if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
+            raise ValueError(f"threads must be at least 1; got {self.threads!r}")
+        if self.embedding not in EMBEDDINGS:
+            raise ValueError(f"embedding must be one of {', '.join(EMBEDDINGS)}; got {self.embedding!r}")
+        if self.sharding is not None:
+            if self.sharding not in SHARDINGS:
+                raise ValueError(f"sharding must be one of {', '.join(SHARDINGS)}; got {self.sharding!r}")
+            if self.model not in SHARDED_MODELS:
+                raise ValueError(f"sharding trains the models {' and '.join(SHARDED_MODELS)}; got {self.model}")
+
+    @classmethod
+    def on_generated_log(
+        cls, data: Dataset, model: str, options: Mapping[str, Any], training: Mapping[str, Any], **others: Any
+    ) -> "Experiment":
+        """An experiment on the generated log, whose own defaults hold for what is not in options and training."""
+        defaults = {name: value for name, value in GENERATED_LOG_OPTIONS.items() if name in model_options(model)}
+        config = TrainingConfig(**{**GENERATED_LOG_TRAINING, **training})  # type: ignore[arg-type]
+        return cls(data, model, {**defaults, **options}, config, **others)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON; :meth:`from_dict` takes it back."""
+        return _plain(asdict(self))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Experiment":
+        """From :meth:`to_dict`, or from the config.json of a run, which says more than that."""
+        known: dict[str, Any] = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}
+        data = known.get("data") or {"files": [values["cache"]]}  # fastcross 0.1 kept no more than the cache
+        return cls(**{**known, "data": Dataset(**data), "training": TrainingConfig(**known.get("training", {}))})
+
+    def save(self, path: Path | str) -> None:
+        write_json(Path(path), self.to_dict())
+
+    @classmethod
+    def load(cls, path: Path | str) -> "Experiment":
+        """The experiment of a run folder, or of a JSON file that :meth:`save` wrote."""
+        return cls.from_dict(Run(path).config if Path(path).is_dir() else read_json(Path(path)))
+
+    def run(
+        self,
+        folder: Path | str,
+        *,
+        show: Show | None = None,
+        processes: Processes = ALONE,
+        go_on: bool = False,
+        opened: Opened | None = None,
+    ) -> dict[str, Any]:
+        """Train in a new run folder; returns what its result.json holds.
+
+        Args:
+            show: called with each line of progress.
+            processes: those that train together.
+            go_on: continue a folder that holds this experiment already, or just read it if it has finished.
+            opened: the experiment's data, where it is open already.
+        """
+        path = Path(folder)
+        # One process prepares the data; the others then find it.
+        leads = processes.rank == 0
+        exists, cache, optimum = processes.share(self._open(path, show, go_on, opened) if leads else None)
+        data = Cache.open(cache)
+        plan = replace(self, options=self._resolve(data.schema), threads=self.threads or torch.get_num_threads())
+        config = {
+            "fastcross": __version__,
+            **plan.to_dict(),
+            "cache": cache,
+            "fingerprint": data.fingerprint,
+            "optimum": optimum,
+        }
+        if exists and Run(path).config != config:
+            raise CheckpointError(f"{path} holds a run with another configuration; choose another folder")
+        if exists and (result := Run(path).result):
+            return result
+        with plan._trainer(data, optimum, show, processes) as trainer:
+            if leads and not exists:
+                Run.create(path, config)
+            processes.any(False)  # the folder is there
+            trainer.run = processes.open_run(path)
+            if exists:
+                trainer.resume()
+            return trainer.fit()
+
+    def _open(
+        self, path: Path, show: Show | None, go_on: bool, opened: Opened | None
+    ) -> tuple[bool, str, Mapping[str, float]]:
+        """Whether the run folder is there; the cache, and the best possible logloss of its parts."""
+        exists = (path / "config.json").exists()
+        if exists and not go_on:
+            raise CheckpointError(f"{path} already holds a run; resume it or choose another folder")
+        cache, optimum = opened or self.data.open(show)
+        return exists, str(cache.path.resolve()), optimum
+
+    def build(self, schema: Schema) -> Model:
+        """The model, for data with these columns."""
+        return MODELS[self.model](
+            schema.cardinalities,
+            len(schema.dense_names),
+            bag_cardinalities=schema.bag_cardinalities,
+            num_outputs=schema.num_outputs,
+            **self._resolve(schema),
+        )
+
+    def _resolve(self, schema: Schema) -> dict[str, Any]:
+        """The options, with crosses as positions among the categorical columns."""
+        options = dict(self.options)
+        if "crosses" in options:
+            options["crosses"] = [[_position(schema, feature) for feature in cross] for cross in options["crosses"]]
+        return options
+
+    @contextlib.contextmanager
+    def _trainer(
+        self, cache: Cache, optimum: Mapping[str, float], show: Show | None, processes: Processes
+    ) -> Iterator[Trainer]:
+        """Without a run folder yet. PyTorch has the experiment's threads while it is at work."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(self.threads or threads)
+        try:
+            torch.manual_seed(self.training.seed)
+            with torch.device("meta" if self.sharding else "cpu"):
+                model = self.build(cache.schema)
+            header = {
+                "fastcross": __version__,
+                "kind": self.model,
+                "config": model.config.to_dict(),
+                "schema": cache.schema.to_dict(),
+                "cache": str(cache.path.resolve()),
+                "fingerprint": cache.fingerprint,
+            }
+            facts: dict[str, Any] = {"parameters": count(model), "dense_parameters": count(model, embeddings=False)}
+            if optimum:
+                facts["optimum"] = optimum
+            placed, optimizer = processes.place(
+                model, self.training, device=self.device, sharding=self.sharding, embedding=self.embedding
+            )
+            trainer = Trainer(placed, cache, self.training, show=show, processes=processes, optimizer=optimizer)
+            trainer.header, trainer.facts = header, facts
+            yield trainer
+        finally:
+            torch.set_num_threads(threads)
+
+
+def resume(folder: Path | str, *, show: Show | None = None, processes: Processes = ALONE) -> dict[str, Any]:
+    """Continue a run where it stopped, with the experiment that its folder holds; returns the result."""
+    run = processes.open_run(folder)
+    config = run.config
+    if run.result:
+        raise CheckpointError(f"the run {run.path} is finished; see fastcross info {run.path}")
+    cache = Cache.open(config["cache"], fingerprint=config["fingerprint"])
+    with Experiment.from_dict(config)._trainer(cache, config["optimum"], show, processes) as trainer:
+        trainer.run = run
+        trainer.resume()
+        return trainer.fit()
+
+
+def run_name(name: str) -> Path:
+    """Where a run goes that was given no folder."""
+    return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def model_options(name: str) -> tuple[str, ...]:
+    """The options that a model takes beside what follows from the data."""
     if name not in MODELS:
         raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
-    names = {field.name for field in fields(TrainingConfig)} - {"seed"}
-    training = {name: value for name in names if (value := getattr(args, name)) is not None}
-    return {
-        "fastcross": __version__,
-        "model": name,
-        "options": model_options(args, name, cache.schema, strict),
-        "training": vars(TrainingConfig(seed=seed, **training)),
-        "sharding": args.sharding if getattr(args, "distributed", False) else None,
-        "embedding": getattr(args, "embedding", "auto"),
-        "device": args.device,
-        "threads": args.threads or torch.get_num_threads(),
-        "cache": str(cache.path.resolve()),
-        "fingerprint": cache.fingerprint,
-        "optimum": dict(optimum),
-    }
-
-
-def model_options(args: Namespace, name: str, schema: Schema, strict: bool) -> dict[str, Any]:
-    """The options that were given; the others stay at the model's defaults."""
-    given = {option: getattr(args, option) for option in MODEL_OPTIONS if getattr(args, option) is not None}
-    known = {field.name for field in fields(MODELS[name].Config)} - ({"cross_layers"} if name != "dcn" else set())
-    foreign = [f"--{option.replace('_', '-')}" for option in given if option not in known]
-    if foreign and strict:
-        raise ValueError(f"the model {name} has no {', '.join(foreign)}")
-    options = {option: value for option, value in given.items() if option in known}
-    if "crosses" in options:
-        options["crosses"] = [[_position(schema, feature) for feature in cross] for cross in options["crosses"]]
-    return options
-
-
-def _position(schema: Schema, feature: str) -> int:
-    if feature not in schema.categorical_names:
-        raise ValueError(f"{feature!r} is not a categorical column; there are {', '.join(schema.categorical_names)}")
-    return schema.categorical_names.index(feature)
-
-
-def run_plan(
-    cache: Cache, run: Run, show: Callable[[str], None] | None, *, resume: bool = False, ranks: Ranks = ALONE
-) -> dict[str, Any]:
-    """Train what the run's plan describes, from the start or from where it stopped."""
-    plan = run.config
-    torch.set_num_threads(plan["threads"])
-    config = TrainingConfig(**plan["training"])
-    torch.manual_seed(config.seed)
-    with torch.device("meta" if plan.get("sharding") else "cpu"):
-        model = build(plan["model"], cache.schema, plan["options"])
-    header = {
-        "fastcross": __version__,
-        "kind": plan["model"],
-        "config": model.config.to_dict(),
-        "schema": cache.schema.to_dict(),
-        "cache": plan["cache"],
-        "fingerprint": cache.fingerprint,
-    }
-    facts = {"parameters": count(model), "dense_parameters": count(model, embeddings=False)}
-    if plan["optimum"]:
-        facts["optimum"] = plan["optimum"]
-    optimizer = None
-    if plan.get("sharding"):
-        from fastcross.distributed.model import shard  # TorchRec takes seconds to import
-
-        model, optimizer = shard(model, ranks, config, plan["sharding"], plan.get("embedding", "auto"))
-    else:
-        model = model.to(choose_device(plan["device"]))
-    trainer = Trainer(
-        model, cache, config, run, header=header, facts=facts, show=show, ranks=ranks, optimizer=optimizer
-    )
-    if resume:
-        trainer.resume()
-    return trainer.fit()
-
-
-def build(name: str, schema: Schema, options: Mapping[str, Any]) -> Model:
-    """A model for the columns of a cache."""
-    return MODELS[name](
-        schema.cardinalities,
-        len(schema.dense_names),
-        bag_cardinalities=schema.bag_cardinalities,
-        num_outputs=schema.num_outputs,
-        **options,
-    )
+    of_data = {"cardinalities", "num_dense", "bag_cardinalities", "num_outputs"}
+    without = of_data if name == "dcn" else {*of_data, "cross_layers"}
+    return tuple(entry.name for entry in fields(MODELS[name].Config) if entry.name not in without)
 
 
 def count(model: Model, *, embeddings: bool = True) -> int:
@@ -126,48 +237,18 @@ def count(model: Model, *, embeddings: bool = True) -> int:
     return sum(p.numel() for name, p in named if embeddings or not name.startswith("embedding."))
 
 
-def choose_device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"cannot use the device {name!r}: {str(error).splitlines()[0]}") from error
-    return torch.device(name)
+def _position(schema: Schema, feature: str | int) -> int:
+    if isinstance(feature, int):
+        return feature
+    if feature not in schema.categorical_names:
+        raise ValueError(f"{feature!r} is not a categorical column; there are {', '.join(schema.categorical_names)}")
+    return schema.categorical_names.index(feature)
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A model from a run folder, ready to predict, and what it was trained on."""
-
-    model: Model
-    schema: Schema
-    cache: str
-    fingerprint: str
-
-    def open_cache(self, path: str | None = None) -> Cache:
-        """The cache the model was trained on, or another with the same columns and vocabularies."""
-        cache = Cache.open(path or self.cache, fingerprint=None if path else self.fingerprint)
-        if cache.schema != self.schema:
-            raise ValueError(f"the cache {cache.path} has other columns or vocabularies than the model was trained on")
-        return cache
-
-
-def _read_best(run: Run) -> dict[str, Any]:
-    if not run.config.get("sharding"):
-        return checkpoint.load(run.best)
-    from fastcross.distributed.convert import newest, read_whole
-
-    return read_whole(newest(run.path, "best"))
-
-
-def load_model(path: Path | str, device: str = "auto") -> Trained:
-    """The best model of a run folder, sharded or not, or of a best.safetensors file, in evaluation mode."""
-    path = Path(path)
-    state = _read_best(Run(path)) if path.is_dir() else checkpoint.load(path)
-    if state.get("kind") not in MODELS:
-        raise checkpoint.CheckpointError(f"{path} holds no model; use best.safetensors")
-    model = MODELS[state["kind"]].from_config(state["config"])
-    model.load_state_dict(state["model"])
-    model.to(choose_device(device)).eval()
-    return Trained(model, Schema.from_dict(state["schema"]), state["cache"], state["fingerprint"])
+def _plain(value: Any) -> Any:
+    """In JSON's types."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float) else str(value)

@@ -18,10 +18,11 @@ from fastcross import optim
 from fastcross.data import Batch, Cache
 from fastcross.models.dcn import Model
 from fastcross.training.config import TrainingConfig, learning_rate
+from fastcross.training.divergence import DivergenceCheck
 from fastcross.training.evaluate import evaluate, gains_from_bf16
-from fastcross.training.ranks import ALONE, Ranks
+from fastcross.training.processes import ALONE, Processes
 from fastcross.training.run_folder import History, Run
-from fastcross.training.watch import Watch, stop_signals
+from fastcross.training.signals import stop_signals
 
 
 class Interrupted(Exception):
@@ -38,7 +39,7 @@ class Trainer:
         header: what best.safetensors holds beside the weights, so that the model can be rebuilt from it.
         facts: what the result holds beside the metrics.
         show: called with one line per evaluation; there is a progress bar too where standard error is a terminal.
-        ranks: the processes that train together; each takes its share of every batch.
+        processes: those that train together; each takes its share of every batch.
         optimizer: for a model that :func:`fastcross.optim.configure` does not know how to update.
     """
 
@@ -52,22 +53,24 @@ class Trainer:
         header: dict[str, Any] | None = None,
         facts: dict[str, Any] | None = None,
         show: Callable[[str], None] | None = None,
-        ranks: Ranks = ALONE,
+        processes: Processes = ALONE,
         optimizer: optim.Optimizer | None = None,
     ) -> None:
         if not cache.sizes.get("train"):
             raise ValueError(f"the cache {cache.path} has no training rows; its sizes are {cache.sizes}")
         self.model, self.cache, self.config, self.run = model, cache, config, run
-        self.header, self.facts, self.show, self.ranks = header or {}, facts or {}, show, ranks
+        self.header, self.facts, self.show, self.processes = header or {}, facts or {}, show, processes
         self.device = next(model.parameters()).device
         self.bf16 = gains_from_bf16(self.device) if config.bf16 is None else config.bf16
         self.optimizer = optimizer or optim.configure(model, lr=config.lr, name=config.optimizer)
-        self.watch = Watch(model, config.max_loss, self.device)
+        self.divergence = DivergenceCheck(model, config.max_loss, self.device)
         # A short last batch would skew batch normalisation (and one row breaks it): dropped unless it is the only one.
         self.drop_last = cache.sizes["train"] >= config.batch_size
         self.rows_per_step = min(config.batch_size, cache.sizes["train"])
-        if self.rows_per_step < ranks.size:
-            raise ValueError(f"a batch needs a row for each of the {ranks.size} ranks; got {self.rows_per_step} rows")
+        if self.rows_per_step < processes.size:
+            raise ValueError(
+                f"a batch needs a row for each of the {processes.size} ranks; got {self.rows_per_step} rows"
+            )
         self.steps_per_epoch = cache.num_batches("train", config.batch_size, drop_last=self.drop_last)
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or sys.maxsize)
         self.evaluate_every = config.evaluate_every or self.steps_per_epoch
@@ -92,7 +95,7 @@ class Trainer:
                     if self.step % self.evaluate_every == 0 or self.step == self.total_steps:
                         self._evaluate(bar)
                     due = time.perf_counter() - saved >= self.config.checkpoint_seconds
-                    stopping, due = self.ranks.any(bool(stop), due)
+                    stopping, due = self.processes.any(bool(stop), due)
                     if self.run and (stopping or due):
                         self.save()
                         saved = time.perf_counter()
@@ -117,8 +120,8 @@ class Trainer:
             epoch=epoch,
             start=position,
             drop_last=self.drop_last,
-            rank=self.ranks.rank,
-            world_size=self.ranks.size,
+            rank=self.processes.rank,
+            world_size=self.processes.size,
         )
 
     def _train(self, batch: Batch) -> None:
@@ -130,14 +133,14 @@ class Trainer:
             logits = self.model(batch.dense, batch.categorical, batch.bags)
         assert batch.label is not None
         # The mean over the ranks of their losses, so weighted, is the mean over the rows of the whole batch.
-        weight = len(batch) * self.ranks.size / self.rows_per_step
+        weight = len(batch) * self.processes.size / self.rows_per_step
         loss = weight * self.model.loss(logits.float(), batch.label)
         self.optimizer.zero_grad()
         loss.backward()
         norm = self.optimizer.clip_grad_norm(self.config.clip_norm or math.inf)
         epoch, position = divmod(self.step, self.steps_per_epoch)
         where = f"step {self.step + 1} (epoch {epoch + 1}, batch {position + 1} of {self.steps_per_epoch})"
-        self.watch.add(where, batch, logits, self.ranks.mean(loss.detach()), norm)
+        self.divergence.add(where, batch, logits, self.processes.mean(loss.detach()), norm)
         self.optimizer.step()
         self.step += 1
 
@@ -147,10 +150,10 @@ class Trainer:
             "epoch": self.step / self.steps_per_epoch,
             "seconds": self.seconds,
             "lr": learning_rate(self.config, self.step - 1, self.total_steps, self.decays),
-            "train_loss": self.watch.mean_loss(),
+            "train_loss": self.divergence.mean_loss(),
         }
         if self.cache.sizes.get("validation"):
-            found = evaluate(self.model, self.cache, "validation", bf16=self.bf16, ranks=self.ranks)
+            found = evaluate(self.model, self.cache, "validation", bf16=self.bf16, processes=self.processes)
             row |= {f"validation_{name}": value for name, value in found.items()}
         self.history.append(row)
         logloss = row.get("validation_logloss", -math.inf)
@@ -190,7 +193,7 @@ class Trainer:
         }
         for part in ("validation", "test"):
             if self.cache.sizes.get(part):
-                result[part] = evaluate(self.model, self.cache, part, bf16=self.bf16, ranks=self.ranks)
+                result[part] = evaluate(self.model, self.cache, part, bf16=self.bf16, processes=self.processes)
         if self.run:
             self.run.finish(result, self.history)
         return result
@@ -198,7 +201,7 @@ class Trainer:
     def save(self) -> None:
         """Everything that :meth:`resume` needs, as the run's checkpoint "last"."""
         assert self.run is not None
-        self.watch.read()
+        self.divergence.read()
         self.run.save("last", self.state_dict())
 
     def resume(self) -> None:
@@ -212,7 +215,7 @@ class Trainer:
         cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
         return {
             **{name: getattr(self, name) for name in _COUNTERS},
-            "loss": [self.watch.loss_sum, self.watch.loss_count],
+            "loss": [self.divergence.loss_sum, self.divergence.loss_count],
             "rng": [torch.get_rng_state(), *cuda],
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -221,7 +224,7 @@ class Trainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in _COUNTERS:
             setattr(self, name, state[name])
-        self.watch.loss_sum, self.watch.loss_count = state["loss"]
+        self.divergence.loss_sum, self.divergence.loss_count = state["loss"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         torch.set_rng_state(state["rng"][0])

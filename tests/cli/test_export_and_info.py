@@ -5,7 +5,7 @@ import torch
 
 from fastcross.cli.main import main
 from fastcross.data import Cache
-from fastcross.training.experiment import load_model
+from fastcross.training.trained import load_model
 
 
 def test_export_predicts_the_same(run, cache):

@@ -6,22 +6,19 @@ from pathlib import Path
 
 import torch
 
-from fastcross.data import Bag, Cache
+from fastcross.data import Bag
 from fastcross.distributed.batch_norm import GlobalBatchNorm
 from fastcross.distributed.model import shard
-from fastcross.distributed.processes import start
-from fastcross.distributed.storage import ShardedRun
+from fastcross.distributed.sharding import join
 from fastcross.models.dcn import DCN
 from fastcross.training.config import TrainingConfig
-from fastcross.training.experiment import run_plan
+from fastcross.training.experiment import resume
 
 
 def train_all(folder, processes):
     """Every run folder that the test has left here with a plan in it."""
     for path in sorted(path for path in folder.iterdir() if (path / "config.json").exists()):
-        run = ShardedRun(path, processes)
-        cache = Cache.open(run.config["cache"])
-        run_plan(cache, run, None, ranks=processes)
+        resume(path, processes=processes)
 
 
 def check_batch_norm(processes):
@@ -77,7 +74,7 @@ def check_model(processes, sharding, embedding):
 def main():
     folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    with start(torch.device("cpu")) as processes:
+    with join("cpu") as processes:
         check_batch_norm(processes)
         for sharding in ("table", "row", "column"):
             for embedding in ("fbgemm", "fastcross"):

@@ -15,21 +15,23 @@ import numpy as np
 import pytest
 import torch
 
-from fastcross.cli.arguments import build_parser
 from fastcross.cli.main import main
 from fastcross.data import prepare
 from fastcross.data.generate import write_click_log
 from fastcross.training import checkpoint
+from fastcross.training.config import TrainingConfig
+from fastcross.training.dataset import Dataset
 from fastcross.training.evaluate import evaluate
-from fastcross.training.experiment import load_model, make_plan, run_plan
+from fastcross.training.experiment import Experiment, resume
 from fastcross.training.loop import Interrupted
 from fastcross.training.run_folder import Run
+from fastcross.training.shards import newest, read_whole
+from fastcross.training.trained import load_model
 
 pytest.importorskip("torchrec")
 from fastcross.distributed import model as distributed_model
-from fastcross.distributed.convert import convert, newest, read_whole
-from fastcross.distributed.processes import start as join
-from fastcross.distributed.storage import ShardedRun
+from fastcross.distributed.convert import convert
+from fastcross.distributed.sharding import join
 
 # What TorchRec and torch.distributed.checkpoint say of each other's and of PyTorch's older interfaces.
 pytestmark = [
@@ -39,11 +41,11 @@ pytestmark = [
 WORKER = Path(__file__).with_name("distributed_worker.py")
 # 129 rows are not even on two ranks; the paper's embedding sizes are not multiples of fbgemm's 4.
 OPTIONS = {
-    "cross-layers": 2,
-    "deep-layers": "16,8",
-    "batch-size": 129,
+    "cross_layers": 2,
+    "deep_layers": "16,8",
+    "batch_size": 129,
     "epochs": 1,
-    "evaluate-every": 13,
+    "evaluate_every": 13,
     "patience": 0,
     "lr": 0.003,
     "threads": 1,
@@ -53,10 +55,10 @@ CASES = {
     "sgd-column": {"optimizer": "sgd", "lr": 0.05, "sharding": "column"},
     "sgd-own": {"optimizer": "sgd", "lr": 0.05, "embedding": "fastcross", "sharding": "table"},
     "adam-row": {"sharding": "row"},
-    "adam-clipped": {"sharding": "table", "clip-norm": 0.02},
-    "adam-stopped": {"lr": 0.02, "epochs": 9, "patience": 1, "l2": 1e-4, "evaluate-every": 6},
+    "adam-clipped": {"sharding": "table", "clip_norm": 0.02},
+    "adam-stopped": {"lr": 0.02, "epochs": 9, "patience": 1, "l2": 1e-4, "evaluate_every": 6},
 }
-DROPOUT = {"dropout": 0.3, "schedule": "plateau", "epochs": 3, "evaluate-every": 10}
+DROPOUT = {"dropout": 0.3, "schedule": "plateau", "epochs": 3, "evaluate_every": 10}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,15 +78,30 @@ def cache(tmp_path_factory):
 
 
 def arguments(cache, run, **changes):
-    options = OPTIONS | {name.replace("_", "-"): value for name, value in changes.items()}
-    pairs = [text for name, value in options.items() for text in (f"--{name}", str(value))]
+    options = (OPTIONS | changes).items()
+    pairs = [text for name, value in options for text in (f"--{name.replace('_', '-')}", str(value))]
     return ["train", "--data", str(cache.path), "--run", str(run), *pairs]
 
 
-def plan(cache, *, distributed, **changes):
-    args = build_parser().parse_args(arguments(cache, "unused", **changes))
-    args.distributed = distributed
-    return make_plan(args, "dcn", cache, {}, seed=7)
+def experiment(cache, *, sharded=True, **changes):
+    values = OPTIONS | {"deep_layers": (16, 8), "seed": 7} | changes
+    training = {name: values[name] for name in TrainingConfig.__dataclass_fields__ if name in values}
+    options = {name: values[name] for name in ("cross_layers", "deep_layers", "dropout", "l2") if name in values}
+    sharding = values.get("sharding", "auto") if sharded else None
+    return Experiment(
+        Dataset(str(cache.path)),
+        options=options,
+        training=TrainingConfig(**training),
+        threads=values["threads"],
+        embedding=values.get("embedding", "auto"),
+        sharding=sharding,
+    )
+
+
+def create(folder, cache, plan):
+    """A run folder with an experiment that has not begun."""
+    facts = {"cache": str(cache.path), "fingerprint": cache.fingerprint, "optimum": {}}
+    return Run.create(folder, plan.to_dict() | facts)
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +109,8 @@ def trained(cache, tmp_path_factory):
     """Every case, trained by two processes in one launch: TorchRec takes longer to import than they take to train."""
     folder = tmp_path_factory.mktemp("trained")
     for name, changes in CASES.items():
-        Run.create(folder / name, plan(cache, distributed=True, **changes))
-    Run.create(folder / "undisturbed", plan(cache, distributed=True, **DROPOUT))
+        create(folder / name, cache, experiment(cache, **changes))
+    create(folder / "undisturbed", cache, experiment(cache, **DROPOUT))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     process = subprocess.run([*torchrun, str(WORKER), str(folder)], capture_output=True, text=True, timeout=170)
     assert process.returncode == 0, process.stderr[-4000:]
@@ -122,8 +139,8 @@ def assert_same_curve(a, b, rel=2e-5):
 @pytest.mark.parametrize("name", CASES)
 def test_two_processes_follow_the_curve_of_one(name, cache, trained, tmp_path):
     """Losses, metrics (AUC over all ranks) and final weights; for Adam too, whose rows are then fastcross's own."""
-    run = Run.create(tmp_path / "one", plan(cache, distributed=False, **CASES[name]))
-    result = run_plan(cache, run, None)
+    result = experiment(cache, sharded=False, **CASES[name]).run(tmp_path / "one")
+    run = Run(tmp_path / "one")
     sharded = Run(trained / name)
     # The share of rows within a bin moves in steps: a row on the edge between two changes ece by far more than it.
     assert_same_curve(curve(sharded.path, "validation_ece"), curve(run.path, "validation_ece"))
@@ -166,7 +183,7 @@ def wait_for(process, condition, seconds=90):
 def test_a_killed_worker_is_restarted_and_ends_like_the_undisturbed_run(cache, trained, tmp_path):
     """SIGKILL to one of two; dropout's generators, moments, plateau decay and the order of batches have to carry on."""
     run = tmp_path / "killed"
-    options = {"processes": 2, "max-restarts": 1, "seed": 7, "checkpoint-seconds": 0.1, **DROPOUT}
+    options = {"processes": 2, "max_restarts": 1, "seed": 7, "checkpoint_seconds": 0.1, **DROPOUT}
     process = start([*arguments(cache, run, **options), "--distributed"])
     wait_for(process, lambda: newest_step(run) >= 15)
     workers = children(process.pid)
@@ -204,8 +221,8 @@ def test_interrupted_on_two_resumed_on_one_and_finished_on_two(cache, tmp_path):
     assert "Traceback" not in errors
     first = newest_step(run)
     assert 13 <= first < 52
-    with join(torch.device("cpu")) as processes, pytest.raises(Interrupted):
-        run_plan(cache, ShardedRun(run, processes), interrupt, resume=True, ranks=processes)
+    with join("cpu") as processes, pytest.raises(Interrupted):
+        resume(run, show=interrupt, processes=processes)
     assert first < newest_step(run) < 78
     process = start(["train", "--resume", str(run), "--processes", "2"])
     _, errors = process.communicate(timeout=120)
@@ -270,15 +287,12 @@ def assert_equal(a, b):
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_a_converted_run_goes_on_where_the_sharded_one_stopped(optimizer, cache, tmp_path):
     """One process each, TorchRec's first: half of an epoch, converted, then to the end on fastcross's own tables."""
-    sharded = Run.create(tmp_path / "sharded", plan(cache, distributed=True, optimizer=optimizer))
-    whole = Run.create(tmp_path / "whole", plan(cache, distributed=False, optimizer=optimizer))
-
-    with join(torch.device("cpu")) as processes, pytest.raises(Interrupted, match="step 13 of 26"):
-        run_plan(cache, ShardedRun(sharded.path, processes), interrupt, ranks=processes)
-    assert convert(sharded, "single", tmp_path / "single") == ["best", "last"]
-    run_plan(cache, Run(tmp_path / "single"), None, resume=True)
-    run_plan(cache, whole, None)
-    assert_same_curve(curve(tmp_path / "single", "validation_ece"), curve(whole.path, "validation_ece"))
+    with join("cpu") as processes, pytest.raises(Interrupted, match="step 13 of 26"):
+        experiment(cache, optimizer=optimizer).run(tmp_path / "sharded", show=interrupt, processes=processes)
+    assert convert(Run(tmp_path / "sharded"), "single", tmp_path / "single") == ["best", "last"]
+    resume(tmp_path / "single")
+    experiment(cache, sharded=False, optimizer=optimizer).run(tmp_path / "whole")
+    assert_same_curve(curve(tmp_path / "single", "validation_ece"), curve(tmp_path / "whole", "validation_ece"))
 
 
 def test_fbgemm_in_one_ordinary_process(cache, tmp_path, capsys):

@@ -8,7 +8,8 @@ import torch
 from torch import nn
 
 from fastcross import optim
-from fastcross.models.baselines import MODELS, DeepCrossing, FactorizationMachine, LogisticRegression, WideDeep
+from fastcross.models import MODELS
+from fastcross.models.baselines import DeepCrossing, FactorizationMachine, LogisticRegression, WideDeep
 
 CARDINALITIES, NUM_DENSE = [6, 5, 4], 2
 

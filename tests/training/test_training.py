@@ -13,14 +13,14 @@ import torch
 from fastcross.cli.main import main
 from fastcross.data import prepare
 from fastcross.data.generate import write_click_log
-from fastcross.models.baselines import MODELS
+from fastcross.models import MODELS
 from fastcross.models.dcn import DCN
 from fastcross.training import checkpoint
 from fastcross.training.config import TrainingConfig, learning_rate
+from fastcross.training.divergence import TrainingError
 from fastcross.training.evaluate import evaluate, gains_from_bf16, predict
 from fastcross.training.loop import Trainer
 from fastcross.training.run_folder import Run
-from fastcross.training.watch import TrainingError
 
 
 @pytest.fixture(autouse=True)

@@ -5,18 +5,20 @@ import os
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastcross.training.ranks import Ranks
+from fastcross.distributed.launch import restarts, under_torchrun
+from fastcross.training.processes import Processes
 
+Group = TypeVar("Group", bound="ProcessGroup")
 TIMEOUT = timedelta(minutes=10)  # a rank that has waited so long for another gives up
 
 
-class Processes(Ranks):
+class ProcessGroup(Processes):
     """The ranks of a process group: gloo between CPUs, NCCL between GPUs (and gloo beside it, for numbers)."""
 
     def __init__(self, device: torch.device) -> None:
@@ -67,7 +69,7 @@ class Processes(Ranks):
 
 
 @contextlib.contextmanager
-def start(device: torch.device) -> Iterator[Processes]:
+def start(device: torch.device, kind: type[Group] = ProcessGroup) -> Iterator[Group]:  # type: ignore[assignment]
     """Join the processes that torchrun started; without torchrun, be the only one.
 
     An error inside ends all of them: the first rank to fail says why, for all, and the others leave without a word.
@@ -83,13 +85,13 @@ def start(device: torch.device) -> Iterator[Processes]:
         # torchrun's store outlives its workers: those that it starts anew must not find the addresses of the dead.
         store = dist.PrefixStore(f"attempt-{restarts()}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
-    processes = Processes(device)
+    processes = kind(device)
     try:
         yield processes
     except Exception as error:
         if processes.size == 1:
             raise
-        if not _first_to_fail(processes.rank):
+        if not _first_to_fail(store, processes.rank):
             sys.exit(2)
         raise RankError(processes.rank, error) from error
     finally:
@@ -108,15 +110,6 @@ class RankError(RuntimeError):
         super().__init__(f"rank {rank}: {reason}")
 
 
-def under_torchrun() -> bool:
-    return "RANK" in os.environ
-
-
-def restarts() -> int:
-    """How often torchrun has started these workers anew after one of them died."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-
-
 def local_device(name: str) -> torch.device:
     """The device of this rank: its own GPU among those of the machine, or the CPU."""
     if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
@@ -124,10 +117,9 @@ def local_device(name: str) -> torch.device:
     return torch.device("cpu" if name == "auto" else name)
 
 
-def _first_to_fail(rank: int) -> bool:
+def _first_to_fail(store: dist.Store, rank: int) -> bool:
     """Asked of the store, not of the other ranks: they may be anywhere, or dead."""
     try:
-        store = dist.distributed_c10d._get_default_store()
         return store.compare_set("fastcross/failed", "", str(rank)) == str(rank).encode()
     except Exception:  # the store died with another rank, which then had no time to say anything
         return True

@@ -1,9 +1,6 @@
-"""What stops a run before its end: values that are not finite, a loss that explodes, a signal."""
+"""Training that diverges is stopped: values that are not finite, or a loss that explodes."""
 
-import contextlib
 import math
-import signal
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +12,7 @@ class TrainingError(RuntimeError):
     """Training cannot go on; the message says where it failed and why."""
 
 
-class Watch:
+class DivergenceCheck:
     """Looks at the loss and the gradient norm of every step, and sums up the loss.
 
     Reading them makes the host wait for the device, so on a GPU they are read every 50 steps; the failing step is still
@@ -76,38 +73,3 @@ class Watch:
 
 def _largest(parameter: Tensor) -> float:
     return float(parameter.detach().abs().max()) if parameter.numel() else 0.0
-
-
-class Signals:
-    """Truthy once SIGINT or SIGTERM has arrived."""
-
-    received = False
-
-    def __bool__(self) -> bool:
-        return self.received
-
-
-@contextlib.contextmanager
-def stop_signals() -> Iterator[Signals]:
-    """The first SIGINT or SIGTERM sets a flag, so that a step is never torn; a second one acts as usual."""
-    signals = Signals()
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-    def receive(number: int, frame: object) -> None:
-        signals.received = True
-        restore()
-
-    try:
-        for number in previous:
-            signal.signal(number, receive)
-    except ValueError:  # not the main thread, where Python allows no handlers
-        yield signals
-        return
-    try:
-        yield signals
-    finally:
-        restore()

@@ -1,0 +1,74 @@
+"""From parsed arguments to an experiment and its data."""
+
+import json
+from argparse import Namespace
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from fastcross.distributed.launch import choose_sharding
+from fastcross.training.config import GENERATED_ROWS, TrainingConfig
+from fastcross.training.dataset import Dataset
+from fastcross.training.experiment import Experiment, model_options
+
+MODEL_OPTIONS = (
+    "cross_layers",
+    "deep_layers",
+    "embedding_dim",
+    "structure",
+    "dropout",
+    "batch_norm",
+    "l2",
+    "backend",
+    "crosses",
+)
+
+
+def experiment(args: Namespace, model: str, seed: int, *, strict: bool = True) -> Experiment:
+    """What the arguments ask for. An option that the model has not is an error, or, not ``strict``, left out."""
+    known = model_options(model)
+    given = {name: getattr(args, name) for name in MODEL_OPTIONS if getattr(args, name) is not None}
+    foreign = [f"--{name.replace('_', '-')}" for name in given if name not in known]
+    if foreign and strict:
+        raise ValueError(f"the model {model} has no {', '.join(foreign)}")
+    options = {name: value for name, value in given.items() if name in known}
+    names = [entry.name for entry in fields(TrainingConfig) if entry.name != "seed"]
+    training = {name: getattr(args, name) for name in names if getattr(args, name) is not None} | {"seed": seed}
+    data = dataset(args)
+    others: dict[str, Any] = {"device": args.device, "threads": args.threads}
+    if hasattr(args, "sharding"):  # of train alone
+        asked = {"distributed": args.distributed, "processes": args.processes or 1}
+        others |= {"embedding": args.embedding, "sharding": choose_sharding(args.sharding, args.embedding, **asked)}
+    if not data.files:
+        return Experiment.on_generated_log(data, model, options, training, **others)
+    return Experiment(data, model, options, TrainingConfig(**training), **others)
+
+
+def dataset(args: Namespace) -> Dataset:
+    return Dataset(tuple(args.data or ()), args.cache, preparation(args), args.rows or GENERATED_ROWS)
+
+
+def preparation(args: Namespace) -> dict[str, Any]:
+    """The arguments of `prepare`; what was not given is left to it."""
+    options: dict[str, Any] = {"seed": args.split_seed, "on_error": args.on_error}
+    if args.columns:
+        options["columns"] = json.loads(Path(args.columns).read_text())
+        if args.label:
+            options["columns"]["label"] = args.label
+    elif args.label:
+        options["columns"] = args.label
+    if args.split:
+        options["split"] = _split(args.split)
+    for name in ("format", "min_frequency", "hash_buckets"):
+        if (value := getattr(args, name)) is not None:
+            options[name] = value
+    return options
+
+
+def _split(text: str) -> str:
+    """A single fraction trains, the rest tests; everything else goes to `prepare` as it is."""
+    try:
+        train = float(text)
+    except ValueError:
+        return text
+    return f"random:{train:g},0,{1 - train:g}"

@@ -1,0 +1,87 @@
+"""Where an experiment's rows come from: a cache, files that are prepared first, or a generated click log."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fastcross._version import __version__
+from fastcross.data import Cache
+from fastcross.training.config import GENERATED_ROWS
+
+Show = Callable[[str], None]
+Opened = tuple[Cache, Mapping[str, float]]  # and the best possible logloss of each part, where it is known
+
+
+def user_folder() -> Path:
+    """Where prepared data is kept unless another folder is named."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastcross"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows, and how they are prepared.
+
+    Args:
+        files: a cache, or files to prepare; none for a generated click log, whose best possible logloss is known.
+        cache: where to keep what is prepared; None for a folder of the user's own.
+        preparation: arguments of :func:`fastcross.data.prepare`; those that are not given are left to it.
+        rows: of the generated log.
+    """
+
+    files: tuple[str, ...] = ()
+    cache: str | None = None
+    preparation: Mapping[str, Any] = field(default_factory=dict)
+    rows: int = GENERATED_ROWS
+
+    def __post_init__(self) -> None:
+        files = (self.files,) if isinstance(self.files, str | os.PathLike) else self.files
+        object.__setattr__(self, "files", tuple(os.fspath(file) for file in files))
+
+    def open(self, show: Show | None = None, *, progress: bool = False) -> Opened:
+        """The cache, made first if need be, and the best possible logloss of each of its parts, where known."""
+        if not self.files:
+            return self._generate(show or _silent)
+        if len(self.files) == 1 and Path(self.files[0]).is_dir():
+            return Cache.open(self.files[0]), {}
+        return self._prepare(show or _silent, progress), {}
+
+    def _generate(self, show: Show) -> Opened:
+        from fastcross.data.generate import read_info, write_click_log  # needs pyarrow, which a cache does not
+
+        home = Path(self.cache) if self.cache else user_folder() / f"clicks-{self.rows}-{__version__}"
+        home.mkdir(parents=True, exist_ok=True)
+        log = home / "clicks.txt"
+        if not log.exists() or not read_info(log):
+            show(f"generating a click log of {self.rows:,} rows with planted crosses: {log}")
+            write_click_log(log, self.rows)
+        info = read_info(log)
+        assert info is not None
+        options = {"format": "criteo", "split": info.split}
+        cache = Dataset((str(log),), str(home / "cache"), options)._prepare(show, progress=False)
+        return cache, info.bayes_logloss_parts
+
+    def _prepare(self, show: Show, progress: bool) -> Cache:
+        """`prepare` itself sees whether the cache is there and up to date."""
+        from fastcross.data import prepare
+
+        folder = self.cache or self._folder()
+        cache = prepare(self.files, folder, progress=progress, **self.preparation)
+        if skipped := cache.manifest["skipped"]["rows"]:
+            show(f"skipped {skipped:,} bad rows, such as: {cache.manifest['skipped']['examples'][0]}")
+        show(f"data: {folder}, {', '.join(f'{size:,} {part}' for part, size in cache.sizes.items())} rows")
+        return cache
+
+    def _folder(self) -> str:
+        """One for these files under these options."""
+        paths = [str(Path(file).resolve()) for file in self.files]
+        key = json.dumps([paths, dict(self.preparation)], sort_keys=True, default=str)
+        name = f"{Path(self.files[0]).name.split('.')[0]}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        return str(user_folder() / name)
+
+
+def _silent(line: str) -> None:
+    pass
