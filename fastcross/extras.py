@@ -29,7 +29,8 @@ def install_command(*extras: str) -> str:
 def needs(what: str, *packages: str) -> str:
     """An error's text: ``what`` needs these packages, and how to get them."""
     extras = dict.fromkeys(extra for package in packages if (extra := extra_of(package)))
-    return f"{what} needs {' and '.join(packages)}; install with: {install_command(*extras)}"
+    command = install_command(*extras) if extras else f"pip install {' '.join(packages)}"
+    return f"{what} needs {' and '.join(packages)}; install with: {command}"
 
 
 def extra_of(package: str | None) -> str | None:

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import torch
 
+from fastcross.extras import needs
 from fastcross.kernels.cpu import threads  # noqa: F401  remembers the process, before anybody forks it
 from fastcross.ops import internals
 
@@ -43,9 +44,7 @@ def choose(backend: str, device: torch.device, dtype: torch.dtype) -> str:
     if backend in ("torch", "reference"):
         return backend
     if not _INSTALLED[backend]:
-        raise ValueError(
-            f'backend "{backend}" needs the package {backend}, which is not installed; got {dtype} on {device.type}'
-        )
+        raise ValueError(needs(f'backend "{backend}" for {dtype} on {device.type}', backend))
     if backend == "numba" and (device.type != "cpu" or dtype not in _CPU_DTYPES):
         kinds = ", ".join(str(each) for each in _CPU_DTYPES)
         raise ValueError(f'backend "numba" runs {kinds} on cpu; got {dtype} on {device.type}')
