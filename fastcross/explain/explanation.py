@@ -21,7 +21,7 @@ from fastcross.explain.decomposition import (
     pairs_of,
     set_effects,
 )
-from fastcross.models import DCN
+from fastcross.models.dcn import DCN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

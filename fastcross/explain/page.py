@@ -1,0 +1,117 @@
+"""An explanation as a page: one HTML file that needs nothing else, and the same figures and tables beside it."""
+
+import base64
+import csv
+import html
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fastcross.explain import plots
+from fastcross.explain.explanation import Explanation, Part
+from fastcross.explain.values import Driver
+from fastcross.files import atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #222; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
+img { max-width: 100%; height: auto; } table { border-collapse: collapse; }
+td, th { border-bottom: 1px solid #ddd; padding: .3rem .8rem; text-align: left; } td.n, th.n { text-align: right; }
+p.note { color: #555; }
+"""
+
+
+def write_page(
+    folder: Path,
+    explanation: Explanation,
+    *,
+    title: str,
+    drivers: Mapping[tuple[str, str], Sequence[Driver]],
+    example: Sequence[Part] = (),
+    values: Mapping[str, str] | None = None,
+    top: int = 10,
+) -> Path:
+    """Write index.html, pairs.png, degrees.png, example.png, pairs.csv and example.csv; returns the page's path.
+
+    Args:
+        folder: made if it is not there.
+        drivers: by pair of fields, the values that drive the cross.
+        example: the parts of one example's logit, and ``values``: that example's values by field.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = {"degrees": plots.degree_bars(explanation), "pairs": plots.heat_map(explanation)}
+    if example:
+        figures["example"] = plots.waterfall(example, dict(values or {}))
+    images = {name: _save(figure, folder / f"{name}.png") for name, figure in figures.items()}
+    strongest = explanation.strongest(len(explanation.names) ** 2)
+    _write_csv(
+        folder / "pairs.csv",
+        ("field", "other_field", "strength", "share_of_variance"),
+        [(*cross.fields, cross.strength, cross.share) for cross in strongest],
+    )
+    if example:
+        rows = [(" × ".join(part.fields) or "constant", part.effect) for part in example]
+        _write_csv(folder / "example.csv", ("part", "effect"), rows)
+    sections = [
+        f"<p>{explanation.rows:,} rows. The logit varies by {explanation.deviation:.3g} (its standard deviation); "
+        f"{1 - explanation.unexplained:.1%} of that variance is the cross network's and is told apart exactly below, "
+        f"{explanation.unexplained:.1%} is the deep network's and stays unexplained.</p>",
+        "<h2>By degree</h2>",
+        images["degrees"],
+        "<h2>Pairs of fields</h2>",
+        '<p class="note">What two fields do together, beyond what each of them does on average over the training data.'
+        "</p>",
+        images["pairs"],
+        "<h2>The strongest crosses, and the values that drive them</h2>",
+        _cross_table(explanation, drivers, top),
+    ]
+    if example:
+        sections += ["<h2>One example</h2>", images["example"]]
+    page = folder / "index.html"
+    with atomic(page) as temporary:
+        temporary.write_text(
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{html.escape(title)}</title>'
+            f"<style>{_STYLE}</style></head>\n<body><h1>{html.escape(title)}</h1>\n" + "\n".join(sections) + "\n"
+            "</body></html>\n",
+            encoding="utf-8",
+        )
+    return page
+
+
+def driver_text(fields: tuple[str, str], driver: Driver) -> str:
+    """As in "C14 = 3f2a × hour = 18: +0.31, 0.4 % of rows"."""
+    both = " × ".join(f"{field} = {value}" for field, value in zip(fields, driver.values, strict=True))
+    return f"{both}: {driver.effect:+.2f}, {100 * driver.share:.2g} % of rows"
+
+
+def _cross_table(explanation: Explanation, drivers: Mapping[tuple[str, str], Sequence[Driver]], top: int) -> str:
+    rows = []
+    for cross in explanation.strongest(top):
+        texts = [html.escape(driver_text(cross.fields, driver)) for driver in drivers.get(cross.fields, ())]
+        rows.append(
+            f"<tr><td>{html.escape(' × '.join(cross.fields))}</td><td class=n>{cross.strength:.3g}</td>"
+            f"<td class=n>{cross.share:.1%}</td><td>{'<br>'.join(texts)}</td></tr>"
+        )
+    head = "<tr><th>cross</th><th class=n>strength</th><th class=n>share of variance</th><th>values</th></tr>"
+    return f"<table>{head}{''.join(rows)}</table>"
+
+
+def _save(figure: "Figure", path: Path) -> str:
+    """Writes the figure, and returns it as an element of the page."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=120)
+    with atomic(path) as temporary:
+        temporary.write_bytes(buffer.getvalue())
+    encoded = base64.b64encode(buffer.getvalue()).decode()
+    return f'<img alt="{html.escape(path.stem)}" src="data:image/png;base64,{encoded}">'
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    with atomic(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(header)
+        writer.writerows(rows)
