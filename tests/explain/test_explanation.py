@@ -1,0 +1,144 @@
+"""Strengths over a data set, one example's logit, the values that drive a cross, and the page that shows them."""
+
+import csv
+import re
+
+import pytest
+import torch
+
+from fastcross import DCN
+from fastcross.batch import Bag, Batch
+from fastcross.explain.decomposition import CrossLogit, pairs_of, set_effects
+from fastcross.explain.explanation import explain, explain_example, matrix_crosses
+from fastcross.explain.page import driver_text, write_page
+from fastcross.explain.values import Driver, dense_edges, drivers
+
+NAMES = ["colour", "size", "tags", "price"]
+
+
+def make_model(deep=(4,), outputs=1):
+    torch.manual_seed(0)
+    model = DCN([4, 3], 1, 3, bag_cardinalities=[5], cross_layers=2, deep_layers=deep, num_outputs=outputs)
+    with torch.no_grad():
+        model.cross.bias.normal_(std=0.3)
+        model.cross.weight.mul_(2)
+    return model.double()
+
+
+def make_batches(rows=700, size=100):
+    generator = torch.Generator().manual_seed(1)
+
+    def batches():
+        generator.manual_seed(1)
+        for _ in range(0, rows, size):
+            ids = torch.stack([torch.randint(0, n, (size,), generator=generator) for n in (4, 3)], 1)
+            counts = torch.randint(0, 3, (size,), generator=generator)
+            values = torch.randint(0, 5, (int(counts.sum()),), generator=generator)
+            dense = torch.randn(size, 1, generator=generator, dtype=torch.float64)
+            yield Batch(dense, ids, (Bag(values, counts.cumsum(0) - counts),))
+
+    return batches
+
+
+def test_strengths_are_the_standard_deviations_of_the_effects():
+    model, batches = make_model(), make_batches()
+    found = explain(model, batches, names=NAMES)
+    logit = CrossLogit(model)
+    t = torch.cat([logit.projections(batch) for batch in batches()])
+    effects = set_effects(logit, t, t.mean(0), pairs_of(4))
+    for i, (f, g) in enumerate(pairs_of(4).tolist()):
+        expected = float(effects[:, i].std(correction=0))
+        assert float(found.pairs[f, g]) == pytest.approx(expected, rel=1e-9)
+        assert float(found.pairs[g, f]) == float(found.pairs[f, g])
+    assert found.rows == 700
+    strongest = found.strongest(3)
+    assert [cross.strength for cross in strongest] == sorted(found.pairs.triu().flatten().tolist(), reverse=True)[:3]
+    assert sum(found.degrees) + found.unexplained == pytest.approx(1, abs=1e-9)
+    logits = torch.cat([model.eval()(b.dense, b.categorical, b.bags) for b in batches()])
+    assert found.deviation == pytest.approx(float(logits.detach().std(correction=0)), rel=1e-9)
+
+
+def test_a_strong_main_effect_is_no_cross():
+    """A field that is large and always the same multiplies another's main effect: at the baseline 0 that is a cross."""
+    model, batches = make_model(deep=()), make_batches()
+    with torch.no_grad():
+        model.cross.weight.zero_()
+        model.cross.weight[0, model.embedding.columns()[1]] = 1
+        model.embedding.tables[1].fill_(5)
+    found, logit = explain(model, batches), CrossLogit(model)
+    t = torch.cat([logit.projections(batch) for batch in batches()])
+    at_zero = set_effects(logit, t, torch.zeros_like(t[0]), torch.tensor([[0, 1]])).std()
+    assert float(at_zero) > 0.5
+    assert float(found.pairs.max()) < 1e-9
+    assert float(found.main[0]) > 0.5
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_an_examples_parts_add_up_to_its_logit(outputs):
+    model, batches = make_model(outputs=outputs), make_batches(size=1, rows=3)
+    model.eval()
+    for output in range(outputs):
+        explanation = explain(model, make_batches(), names=NAMES, output=output)
+        for batch in batches():
+            parts = explain_example(model, batch, explanation, output=output)
+            logit = model(batch.dense, batch.categorical, batch.bags).reshape(1, -1)[0, output]
+            assert sum(part.effect for part in parts) == pytest.approx(float(logit), abs=1e-6)
+            assert parts[0].fields == ()
+            assert [len(part.fields) for part in parts[1:-2]] == [1] * 4 + [2] * 6 + [3] * 4
+            assert parts[-1].fields == ("deep",)
+
+
+def test_drivers_are_the_values_with_the_most_variance():
+    model, batches = make_model(deep=()), make_batches()
+    explanation, logit = explain(model, batches, names=NAMES), CrossLogit(model)
+    edges = dense_edges(batches())
+    assert edges.shape == (1, 9)
+    found = drivers(logit, batches(), explanation, (0, 1), edges, lambda field, key: f"{field}:{key}", top=12)
+    assert len(found) == 12  # 4 colours x 3 sizes
+    assert sum(driver.share for driver in found) == pytest.approx(1)
+    # A cross of two single-valued fields is a function of their ids alone: its variance is that of its drivers.
+    mean = sum(driver.effect * driver.share for driver in found)
+    variance = sum(driver.effect**2 * driver.share for driver in found) - mean**2
+    assert variance == pytest.approx(float(explanation.pairs[0, 1]) ** 2, rel=1e-9)
+    assert driver_text(("C14", "hour"), Driver(("3f2a", "18"), 0.3141, 0.004)) == (
+        "C14 = 3f2a × hour = 18: +0.31, 0.4 % of rows"
+    )
+    for pair in ((0, 2), (2, 3), (0, 3)):
+        assert drivers(logit, batches(), explanation, pair, edges, lambda field, key: str(key))
+
+
+def test_the_page_is_one_file_with_its_figures_and_tables(tmp_path):
+    model, batches = make_model(), make_batches()
+    explanation = explain(model, batches, names=["<colour>", *NAMES[1:]])
+    example = explain_example(model.eval(), next(iter(make_batches(size=1)())), explanation)
+    told = {explanation.strongest(1)[0].fields: [Driver(("<a>", "b"), 0.5, 0.25)]}
+    page = write_page(
+        tmp_path / "page", explanation, title="A & B", drivers=told, example=example, values={"size": "1"}
+    )
+    text = page.read_text()
+    assert len(re.findall(r'src="data:image/png;base64,', text)) == 3
+    assert not re.search(r'(src|href)="(?!data:)', text)  # it needs nothing else
+    assert "<colour>" not in text
+    assert "&lt;a&gt;" in text
+    assert {path.name for path in page.parent.iterdir()} == {
+        *("index.html", "pairs.csv", "example.csv", "pairs.png", "degrees.png", "example.png")
+    }
+    with open(page.parent / "pairs.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    assert float(rows[0]["strength"]) == explanation.strongest(1)[0].strength
+    with open(page.parent / "example.csv") as file:
+        total = sum(float(row["effect"]) for row in csv.DictReader(file))
+    assert total == pytest.approx(sum(part.effect for part in example))
+
+
+def test_matrix_layers_are_symmetric():
+    weight = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    columns = [slice(0, 2), slice(2, 3), slice(3, 5)]
+    strength = matrix_crosses(weight, columns)
+    assert torch.equal(strength, strength.T)
+    assert float(strength[0, 1]) == pytest.approx(float((weight[:2, 2:3] + weight[2:3, :2].T).norm()))
+    # An antisymmetric matrix crosses nothing: x_fᵀ W_fg x_g and x_gᵀ W_gf x_f cancel.
+    assert float(matrix_crosses(weight - weight.T, columns).abs().max()) < 1e-12
+    with pytest.raises(ValueError, match=r"weight must be \(d, d\); got \(2, 5\)"):
+        matrix_crosses(weight[:2], columns)
