@@ -5,8 +5,6 @@ vector in registers, which is loaded once for all four. The last rows of a range
 block of their own. Sums over rows run in the storage dtype for ``BLOCK_ROWS`` rows and in float64 across them.
 """
 
-from numba import carray
-
 from fastcross.kernels.cpu.simd import (
     add,
     at,
@@ -159,8 +157,7 @@ def dots_of_pairs(block, other, d, out):
 
 @inline
 def put_totals(out, sums):
-    values = carray(out, (4,))
-    values[0], values[1], values[2], values[3] = total(sums[0]), total(sums[1]), total(sums[2]), total(sums[3])
+    out[0], out[1], out[2], out[3] = total(sums[0]), total(sums[1]), total(sums[2]), total(sums[3])
 
 
 @inline
@@ -178,21 +175,15 @@ def fetch(ahead, j):
 @inline
 def flush(totals, sums, size, first):
     """The sums join the float64 totals and begin again at zero."""
-    wide, part = carray(totals, (size,)), carray(sums, (size,))
-    if first:
-        for i in range(size):
-            wide[i] = part[i]
-            part[i] = 0
-    else:
-        for i in range(size):
-            wide[i] += part[i]
-            part[i] = 0
+    for i in range(size):
+        totals[i] = sums[i] if first else totals[i] + sums[i]
+        sums[i] = 0
 
 
 @inline
-def join(totals, chunks, size):
+def join(totals, chunks, size, own_bytes):
     """The chunks' totals, added in the order of their rows into the first."""
-    wide = carray(totals, (chunks * size,))
     for chunk in range(1, chunks):
+        other = at(totals, chunk * own_bytes // 8)
         for i in range(size):
-            wide[i] += wide[chunk * size + i]
+            totals[i] += other[i]

@@ -7,8 +7,6 @@ A block of four rows is read from memory once. Bytes from memory per row: forwar
 2 writes.
 """
 
-from numba import carray
-
 from fastcross.kernels.cpu.blocks import (
     BLOCK_ROWS,
     add_scaled,
@@ -27,40 +25,51 @@ from fastcross.kernels.cpu.blocks import (
     store_four,
     weighted_sum,
 )  # fmt: skip
+from fastcross.kernels.cpu.layout import Layout, real, rows, whole, wide
 from fastcross.kernels.cpu.simd import add, at, inline, lanes, load, load_upto, store, zeros
-from fastcross.kernels.cpu.tasks import arguments, next_chunk
+
+FORWARD = Layout(
+    "cross_layer_fwd",
+    items="M",
+    work=lambda n: 2 * n.d,
+    operands={
+        "x0": rows("M", "d"),
+        "x": rows("M", "d"),
+        "w": whole("d"),
+        "b": whole("d", when="has_bias"),
+        "y": rows("M", "d"),
+    },
+    sizes=("M", "d", "has_bias"),
+    derived={"padded": lambda n: -(-n.d // n.lanes) * n.lanes},
+    own={
+        "s": real(lambda n: 4),
+        "spare_x0": real(lambda n: 4 * n.padded),
+        "spare_x": real(lambda n: 4 * n.padded),
+        "spare_y": real(lambda n: 4 * n.padded),
+    },
+)
+take_forward = FORWARD.take
 
 
-def cross_layer_fwd(task):
-    (
-        x0, x, w, b, y, scratch,
-        chunks, rows, own, M, d, stride_x0, stride_x, stride_y, has_bias,
-    ) = arguments(task, 6, 0, 9)  # fmt: skip
-    chunk = next_chunk(task)
-    while chunk < chunks:
-        start, stop = chunk * rows, min(chunk * rows + rows, M)
-        _forward(x0, x, w, b, y, at(scratch, chunk * own), start, stop, d, stride_x0, stride_x, stride_y, has_bias)
-        chunk = next_chunk(task)
-
-
-@inline
-def _forward(x0, x, w, b, y, scratch, start, stop, d, stride_x0, stride_x, stride_y, has_bias):
-    """``scratch``: s (4), three blocks of rows."""
-    n = lanes(x0)
-    full, padded = d - d % n, -(-d // n) * n
-    spare_x0, spare_x, spare_y = at(scratch, 4), at(scratch, 4 + 4 * padded), at(scratch, 4 + 8 * padded)
-    for r in range(start, stop, 4):
-        x_block = block_of(x, r, stop, stride_x, spare_x, padded, d)
-        x0_block = block_of(x0, r, stop, stride_x0, spare_x0, padded, d)
-        y_block = block_for(y, r, stop, stride_y, spare_y, padded)
-        # The rows of x0 come while x is multiplied, the next rows of x by themselves.
-        dots_with_one(x_block, w, n, d, scratch, (at(x0, r * stride_x0), at(y, r * stride_y), 4 * n))
-        for j in range(0, full, n):
-            _forward_columns(x0_block, x_block, b, y_block, scratch, j, n, has_bias)
-        if full < d:
-            _forward_columns(x0_block, x_block, b, y_block, scratch, full, d - full, has_bias)
-        if r + 4 > stop:
-            copy_rows(at(y, r * stride_y), stride_y, spare_y, padded, stop - r, d)
+def cross_layer_fwd(block):
+    task = take_forward(block)
+    while task.chunk < task.chunks:
+        x0, x, w, b, y, s, d, padded = task.x0, task.x, task.w, task.b, task.y, task.s, task.d, task.padded
+        n = lanes(x0)
+        full = d - d % n
+        for r in range(task.start, task.stop, 4):
+            x_block = block_of(x, r, task.stop, task.stride_x, task.spare_x, padded, d)
+            x0_block = block_of(x0, r, task.stop, task.stride_x0, task.spare_x0, padded, d)
+            y_block = block_for(y, r, task.stop, task.stride_y, task.spare_y, padded)
+            # The rows of x0 come while x is multiplied, the next rows of x by themselves.
+            dots_with_one(x_block, w, n, d, s, (at(x0, r * task.stride_x0), at(y, r * task.stride_y), 4 * n))
+            for j in range(0, full, n):
+                _forward_columns(x0_block, x_block, b, y_block, s, j, n, task.has_bias)
+            if full < d:
+                _forward_columns(x0_block, x_block, b, y_block, s, full, d - full, task.has_bias)
+            if r + 4 > task.stop:
+                copy_rows(at(y, r * task.stride_y), task.stride_y, task.spare_y, padded, task.stop - r, d)
+        task = take_forward(block)
 
 
 @inline
@@ -71,69 +80,79 @@ def _forward_columns(x0, x, b, y, s, j, count, has_bias):
     store_four(y, j, add_scaled(splat_four(s), load_four(x0, j, count), x_j), count)
 
 
-def cross_layer_bwd(task):
-    (
-        dy, x0, x, w, dx0, dx, scratch, totals,
-        chunks, rows, own, own_totals, M, d, stride_dy, stride_x0, stride_x, stride_dx0, stride_dx,
-        need_dx0, need_dx, need_dw, need_db,
-    ) = arguments(task, 7, 1, 15)  # fmt: skip
-    chunk = next_chunk(task)
-    while chunk < chunks:
-        start, stop = chunk * rows, min(chunk * rows + rows, M)
-        _backward(
-            dy, x0, x, w, dx0, dx, at(scratch, chunk * own), at(totals, chunk * own_totals),
-            start, stop, d, stride_dy, stride_x0, stride_x, stride_dx0, stride_dx, need_dx0, need_dx, need_dw, need_db,
-        )  # fmt: skip
-        chunk = next_chunk(task)
+BACKWARD = Layout(
+    "cross_layer_bwd",
+    items="M",
+    work=lambda n: 4 * n.d,
+    operands={
+        "dy": rows("M", "d"),
+        "x0": rows("M", "d"),
+        "x": rows("M", "d"),
+        "w": whole("d"),
+        "dx0": rows("M", "d", when="need_dx0"),
+        "dx": rows("M", "d", when="need_dx"),
+        "dw": whole("d", when="need_dw"),
+        "db": whole("d", when="need_db"),
+    },
+    sizes=("M", "d", "need_dx0", "need_dx", "need_dw", "need_db"),
+    derived={"padded": lambda n: -(-n.d // n.lanes) * n.lanes},
+    own={
+        "s": real(lambda n: 4),
+        "ds": real(lambda n: 4),
+        "spare_g": real(lambda n: 4 * n.padded),
+        "spare_x0": real(lambda n: 4 * n.padded),
+        "spare_x": real(lambda n: 4 * n.padded),
+        "spare_dx0": real(lambda n: 4 * n.padded),
+        "spare_dx": real(lambda n: 4 * n.padded),
+        # dw and db, a register of the one beside a register of the other
+        "sums": real(lambda n: 2 * n.padded),
+        "totals": wide(lambda n: 2 * n.padded),
+    },
+)
+take_backward, first_backward = BACKWARD.take, BACKWARD.first
+
+
+def cross_layer_bwd(block):
+    task = take_backward(block)
+    while task.chunk < task.chunks:
+        start, stop, d, padded, sums = task.start, task.stop, task.d, task.padded, task.sums
+        n = lanes(sums)
+        full = d - d % n
+        for j in range(0, 2 * padded, n):
+            store(sums, j, zeros(sums))
+        if start == stop:
+            flush(task.totals, sums, 2 * padded, True)
+        needs = (task.need_dx0, task.need_dx, task.need_dw, task.need_db)
+        for r in range(start, stop, 4):
+            g = block_of(task.dy, r, stop, task.stride_dy, task.spare_g, padded, d)
+            x = block_of(task.x, r, stop, task.stride_x, task.spare_x, padded, d)
+            dx0 = block_for(task.dx0, r, stop, task.stride_dx0, task.spare_dx0, padded)
+            dx = block_for(task.dx, r, stop, task.stride_dx, task.spare_dx, padded)
+            if task.need_dx or task.need_dw:
+                dots_of_pairs(g, block_of(task.x0, r, stop, task.stride_x0, task.spare_x0, padded, d), d, task.ds)
+            if task.need_dx0:
+                ahead = (at(task.x, (r + 4) * task.stride_x), at(task.dx0, r * task.stride_dx0), 4 * n)
+                dots_with_one(x, task.w, n, d, task.s, ahead)
+            for j in range(0, full, n):
+                _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, j, n, needs)
+            if full < d:
+                _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, full, d - full, needs)
+            if r + 4 > stop:
+                if task.need_dx0:
+                    copy_rows(at(task.dx0, r * task.stride_dx0), task.stride_dx0, task.spare_dx0, padded, stop - r, d)
+                if task.need_dx:
+                    copy_rows(at(task.dx, r * task.stride_dx), task.stride_dx, task.spare_dx, padded, stop - r, d)
+            if (r - start) % BLOCK_ROWS == BLOCK_ROWS - 4 or r + 4 >= stop:
+                flush(task.totals, sums, 2 * padded, r - start < BLOCK_ROWS)
+        task = take_backward(block)
 
 
 @inline
-def _backward(
-    dy, x0, x, w, dx0, dx, scratch, totals,
-    start, stop, d, stride_dy, stride_x0, stride_x, stride_dx0, stride_dx, need_dx0, need_dx, need_dw, need_db,
-):  # fmt: skip
-    """``totals``, in float64, and the sums in ``scratch`` before them: dw and db, packed (2, lanes) by columns.
-
-    ``scratch``: s (4), ds (4), five blocks of rows, the sums.
-    """
-    n = lanes(x0)
-    full, padded = d - d % n, -(-d // n) * n
-    s, ds, spare_g, size = scratch, at(scratch, 4), at(scratch, 8), 4 * padded
-    spare_x0, spare_x = at(spare_g, size), at(spare_g, 2 * size)
-    spare_dx0, spare_dx, sums = at(spare_g, 3 * size), at(spare_g, 4 * size), at(spare_g, 5 * size)
-    for j in range(0, 2 * padded, n):
-        store(sums, j, zeros(x0))
-    if start == stop:
-        flush(totals, sums, 2 * padded, True)
-    needs = (need_dx0, need_dx, need_dw, need_db)
-    for r in range(start, stop, 4):
-        g_block = block_of(dy, r, stop, stride_dy, spare_g, padded, d)
-        x_block = block_of(x, r, stop, stride_x, spare_x, padded, d)
-        dx0_block = block_for(dx0, r, stop, stride_dx0, spare_dx0, padded)
-        dx_block = block_for(dx, r, stop, stride_dx, spare_dx, padded)
-        if need_dx or need_dw:
-            dots_of_pairs(g_block, block_of(x0, r, stop, stride_x0, spare_x0, padded, d), d, ds)
-        if need_dx0:
-            dots_with_one(x_block, w, n, d, s, (at(x, (r + 4) * stride_x), at(dx0, r * stride_dx0), 4 * n))
-        for j in range(0, full, n):
-            _backward_columns(g_block, x_block, w, dx0_block, dx_block, scratch, sums, j, n, needs)
-        if full < d:
-            _backward_columns(g_block, x_block, w, dx0_block, dx_block, scratch, sums, full, d - full, needs)
-        if r + 4 > stop:
-            if need_dx0:
-                copy_rows(at(dx0, r * stride_dx0), stride_dx0, spare_dx0, padded, stop - r, d)
-            if need_dx:
-                copy_rows(at(dx, r * stride_dx), stride_dx, spare_dx, padded, stop - r, d)
-        if (r - start) % BLOCK_ROWS == BLOCK_ROWS - 4 or r + 4 >= stop:
-            flush(totals, sums, 2 * padded, r - start < BLOCK_ROWS)
-
-
-@inline
-def _backward_columns(g_block, x_block, w, dx0, dx, scratch, sums, j, count, needs):
+def _backward_columns(g_block, x_block, w, dx0, dx, s, ds, sums, j, count, needs):
     need_dx0, need_dx, need_dw, need_db = needs
-    n, g, ds = lanes(w), load_four(g_block, j, count), splat_four(at(scratch, 4))
+    n, g, ds = lanes(w), load_four(g_block, j, count), splat_four(ds)
     if need_dx0:
-        store_four(dx0, j, scale_four(splat_four(scratch), g), count)
+        store_four(dx0, j, scale_four(splat_four(s), g), count)
     if need_dx:
         store_four(dx, j, add_scaled(ds, four_times(load_upto(w, j, count)), g), count)
     if need_dw:
@@ -142,16 +161,14 @@ def _backward_columns(g_block, x_block, w, dx0, dx, scratch, sums, j, count, nee
         store(sums, 2 * j + n, plain_sum(g, load(sums, 2 * j + n)))
 
 
-def cross_layer_finish(task):
+def cross_layer_finish(block):
     """dw and db from the chunks' totals."""
-    dw, db, totals, chunks, d, need_dw, need_db = arguments(task, 2, 1, 4)
-    n = lanes(dw)
-    size = 2 * (-(-d // n) * n)
-    join(totals, chunks, size)
-    values, dw_all, db_all = carray(totals, (size,)), carray(dw, (d,)), carray(db, (d,))
-    for j in range(d):
-        at_dw = 2 * (j - j % n) + j % n
-        if need_dw:
-            dw_all[j] = values[at_dw]
-        if need_db:
-            db_all[j] = values[at_dw + n]
+    task = first_backward(block)
+    n, totals, dw, db = lanes(task.sums), task.totals, task.dw, task.db
+    join(totals, task.chunks, 2 * task.padded, task.own_bytes)
+    for j in range(task.d):
+        place = 2 * (j - j % n) + j % n
+        if task.need_dw:
+            dw[j] = totals[place]
+        if task.need_db:
+            db[j] = totals[place + n]

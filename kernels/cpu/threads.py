@@ -11,9 +11,10 @@ import functools
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 _HOME = os.getpid()
 
@@ -38,14 +39,23 @@ def run(chunks: list[tuple[int, int]], kernel: Callable[[int, int, int], object]
             future.result()
 
 
-def run_task(kernel: Callable[[Any], object], task: Any, threads: int) -> None:
-    """``kernel(task)`` on several threads at once; the task says which of them does what."""
+class Task(NamedTuple):
+    """A call of a native kernel: the block of words that it gets, and what must live as long as it runs."""
+
+    block: Any
+    memory: Tensor
+    threads: int
+
+
+def run_task(kernel: Callable[[Any], object], task: Task) -> None:
+    """``kernel(task.block)`` on the task's threads at once; they take its chunks by turns."""
+    block, threads = task.block, task.threads
     if threads == 1:
-        kernel(task)
+        kernel(block)
     elif os.getpid() == _HOME and (parallel := _openmp()) is not None:
-        parallel(kernel, task, threads, 0)
+        parallel(kernel, block, threads, 0)
     else:
-        run([(i, i) for i in range(threads)], lambda i, start, stop: kernel(task))
+        run([(i, i) for i in range(threads)], lambda i, start, stop: kernel(block))
 
 
 @functools.cache

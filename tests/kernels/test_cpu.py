@@ -14,9 +14,11 @@ import torch
 
 import fastcross
 from fastcross import CrossNetwork, reference
+from fastcross.kernels.cpu import compile as cpu_compile
 from fastcross.kernels.cpu import launchers as cpu
 from fastcross.kernels.cpu import network as cpu_network
-from fastcross.kernels.cpu import tasks, threads
+from fastcross.kernels.cpu import threads
+from fastcross.kernels.cpu.layout import chunks
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def large_network():
     """Enough rows for several threads."""
     torch.manual_seed(0)
     net, x0 = CrossNetwork(257, 5), torch.randn(4001, 257)
-    assert cpu._chunks(4001, 257 * 5)[:2] == (2, 4)
+    assert chunks(4001, 257 * 5, 2)[:2] == (2, 4)
     return net, x0
 
 
@@ -39,12 +41,12 @@ def test_rows_are_split_over_threads_without_changing_the_result(two_threads):
     net, x0 = large_network()
     split = net(x0)
     torch.set_num_threads(1)
-    assert cpu._chunks(4001, 257 * 5) == (1, 1, 4001)
+    assert chunks(4001, 257 * 5, 1) == (1, 1, 4001)
     assert torch.equal(split, net(x0))
 
 
 def test_small_inputs_stay_on_the_calling_thread(two_threads):
-    assert cpu._chunks(64, 54 * 3) == (1, 1, 64)
+    assert chunks(64, 54 * 3, 2) == (1, 1, 64)
 
 
 def test_eight_threads_at_once(two_threads):
@@ -177,8 +179,8 @@ def test_compiled_code_is_kept(tmp_path):
 
 def test_compiled_code_is_not_taken_for_other_sources(monkeypatch):
     """A changed helper of a kernel is another kernel, though the kernel's own file is as old as it was."""
-    monkeypatch.setattr(tasks, "_digest", lambda: "other")
-    mine = tasks._named_after_sources(cpu_network.cross_network_fwd)
+    monkeypatch.setattr(cpu_compile, "_digest", lambda: "other")
+    mine = cpu_compile._named_after_sources(cpu_network.cross_network_fwd)
     monkeypatch.undo()
-    assert mine.__qualname__ != tasks._named_after_sources(cpu_network.cross_network_fwd).__qualname__
+    assert mine.__qualname__ != cpu_compile._named_after_sources(cpu_network.cross_network_fwd).__qualname__
     assert mine.__code__ is cpu_network.cross_network_fwd.__code__

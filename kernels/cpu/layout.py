@@ -1,0 +1,212 @@
+"""What a compiled kernel is called with, declared once: its operands, sizes, scalars and scratch memory.
+
+From a ``Layout`` follow the packed task, the checks of every tensor behind an address, the size and the place of every
+piece of scratch, and, inside the kernel, the unpacked values under the same names.
+
+A task is a block of 64-bit words (``unpack.py`` reads it): the number of the next chunk, how many chunks there are, how
+many items each of them has, how many items there are in all, how many bytes of scratch each chunk has for itself; the
+address of the scratch memory; the operands' addresses, each row operand's followed by the stride between its rows; the
+sizes; the scalars; the offset of each piece of scratch.
+"""
+
+import ctypes
+import functools
+import struct
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+
+from fastcross.kernels.cpu.door import address, address_of_rows, scratch
+from fastcross.kernels.cpu.simd import lane_count
+from fastcross.kernels.cpu.threads import Task
+from fastcross.kernels.cpu.unpack import HEADER, INDEX, INTEGER, OWN, REAL, SCALAR, SHARED, WIDE, Field, reader
+
+# Multiply-adds that are worth a thread of their own, and a chunk of their own.
+WORK_PER_THREAD, WORK_PER_CHUNK = 1 << 16, 1 << 20
+CHUNKS_PER_THREAD = 4
+ALIGNMENT = 64  # bytes: no two pieces share a cache line, so that no two threads do
+PLANS = 1024  # that are kept, for each layout
+
+Size = Callable[[Any], int]  # from the sizes, as attributes, to a number
+
+
+class Operand(NamedTuple):
+    """A tensor of the caller's."""
+
+    shape: tuple[str, ...]  # names of sizes
+    are_rows: bool  # (M, d) with any stride between the rows, which the kernel knows as stride_NAME; else contiguous
+    kind: str
+    when: str | None  # a size: where it is 0 the kernel touches nothing, and no address is taken
+
+
+class Piece(NamedTuple):
+    """A part of the scratch memory."""
+
+    elements: Size
+    kind: str
+
+
+def rows(*shape: str, when: str | None = None) -> Operand:
+    return Operand(shape, True, REAL, when)
+
+
+def whole(*shape: str, kind: str = REAL, when: str | None = None) -> Operand:
+    return Operand(shape, False, kind, when)
+
+
+def real(elements: Size) -> Piece:
+    """Of the storage dtype."""
+    return Piece(elements, REAL)
+
+
+def wide(elements: Size) -> Piece:
+    """Of float64."""
+    return Piece(elements, WIDE)
+
+
+class Layout:
+    """The declaration of a kernel, or of several that work on the same task one after another.
+
+    ``items`` names the size that is split into chunks, ``work`` gives the multiply-adds per item. The caller gives the
+    ``sizes``; the ``derived`` ones follow from them, and from ``lanes``, the elements of a vector register. A kernel
+    sees all of them, the ``operands``, the ``scalars`` (of the storage dtype), the ``shared`` scratch and its chunk's
+    ``own``, besides ``chunk``, ``chunks``, the range of items ``start``, ``stop``, and ``own_bytes``, from a chunk's
+    own piece to the next chunk's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        items: str,
+        work: Size,
+        operands: Mapping[str, Operand],
+        sizes: tuple[str, ...],
+        derived: Mapping[str, Size] | None = None,
+        scalars: tuple[str, ...] = (),
+        shared: Mapping[str, Piece] | None = None,
+        own: Mapping[str, Piece] | None = None,
+    ) -> None:
+        self.name, self.items, self.work = name, items, work
+        self.operands, self.sizes, self.derived, self.scalars = dict(operands), sizes, dict(derived or {}), scalars
+        self.shared, self.own = dict(shared or {}), dict(own or {})
+        self.plan = functools.lru_cache(PLANS)(functools.partial(Plan, self))
+        # Called by a kernel with its task: ``take`` gives the values for a chunk that no other thread has taken, of
+        # which ``chunk`` reaches ``chunks`` when there is none left; ``first`` those of the first chunk.
+        fields = self._fields()
+        self.take, self.first = reader(name, fields, takes=True), reader(name, fields, takes=False)
+
+    def _fields(self) -> list[Field]:
+        """The values that a kernel sees, in the order of the task's words."""
+        fields = [Field(name, INTEGER) for name in HEADER]
+        for name, operand in self.operands.items():
+            fields += [Field(name, operand.kind)] + [Field(f"stride_{name}", INTEGER)] * operand.are_rows
+        fields += [Field(name, INTEGER) for name in (*self.sizes, *self.derived)]
+        fields += [Field(name, SCALAR) for name in self.scalars]
+        fields += [Field(name, piece.kind, SHARED) for name, piece in self.shared.items()]
+        fields += [Field(name, piece.kind, OWN) for name, piece in self.own.items()]
+        names = [field.name for field in fields]
+        if len(set(names)) < len(names):
+            raise TypeError(f"{self.name} has a name twice: {sorted(names)}")
+        return fields
+
+
+class Plan:
+    """All of a call that follows from its sizes, for at most ``threads`` threads.
+
+    Args:
+        sizes: by name; ``layout.plan(dtype, threads, M=…, d=…)`` makes a plan once and finds it again.
+    """
+
+    def __init__(self, layout: Layout, dtype: torch.dtype, threads: int, **sizes: int) -> None:
+        if sizes.keys() != set(layout.sizes):
+            raise TypeError(f"{layout.name} needs the sizes {sorted(layout.sizes)}; got {sorted(sizes)}")
+        known = SimpleNamespace(lanes=lane_count(dtype.itemsize), **sizes)
+        for name, size in layout.derived.items():
+            setattr(known, name, size(known))
+        self.layout, self.dtype, self.sizes, values = layout, dtype, known, vars(known)
+        items = values[layout.items]
+        self.threads, self.chunks, chunk_items = chunks(items, layout.work(known), threads)
+        self._operands = [
+            (name, each.are_rows, None if each.when and not values[each.when] else self._expected(each))
+            for name, each in layout.operands.items()
+        ]
+        self._names = len(layout.operands) + len(layout.scalars)
+        self.pieces, self.bytes, own = self._place(layout)
+        # The block: what is the same in every call is packed here.
+        self._start = struct.pack("5q", 0, self.chunks, chunk_items, items, own)
+        self._addresses = struct.Struct(f"{1 + len(layout.operands) + sum(each[1] for each in self._operands)}q")
+        constants = [int(values[name]) for name in (*layout.sizes, *layout.derived)]
+        self._constants = struct.pack(f"{len(constants)}q", *constants)
+        self._scalars = struct.Struct(f"{len(layout.scalars)}d")
+        self._offsets = struct.pack(f"{len(self.pieces)}q", *(piece[1] for piece in self.pieces))
+        variable = self._addresses.size + self._scalars.size
+        self._block: Any = ctypes.c_char * (len(self._start) + variable + len(self._constants) + len(self._offsets))
+
+    def _expected(self, operand: Operand) -> tuple[torch.dtype, Any]:
+        return _dtype(operand.kind, self.dtype), tuple(vars(self.sizes)[size] for size in operand.shape)
+
+    def _place(self, layout: Layout) -> tuple[list[tuple[str, int, int]], int, int]:
+        """Each piece's name, offset and size in bytes; the size of all; that of a chunk's own.
+
+        The first chunk's own pieces lie behind the shared ones, those of the other chunks behind them.
+        """
+        pieces, end, shared = [], 0, 0
+        for group in (layout.shared, layout.own):
+            shared = end
+            for name, piece in group.items():
+                size = piece.elements(self.sizes) * _dtype(piece.kind, self.dtype).itemsize
+                pieces.append((name, end, size))
+                end += -(-size // ALIGNMENT) * ALIGNMENT
+        return pieces, end + (self.chunks - 1) * (end - shared), end - shared
+
+    def task(self, **values: Any) -> Task:
+        """The task of a call, with no chunk taken yet: a tensor for each operand, a number for each scalar, by name."""
+        if len(values) != self._names:
+            raise self._misnamed(values)
+        memory, start = scratch(self.bytes)
+        words = [start]
+        try:
+            for name, are_rows, expected in self._operands:
+                t = values[name]
+                if expected is None:
+                    words += (0, 0) if are_rows else (0,)
+                elif are_rows:
+                    words += address_of_rows(name, t, *expected)
+                else:
+                    words.append(address(name, t, *expected))
+            scalars = [values[name] for name in self.layout.scalars]
+        except KeyError:
+            raise self._misnamed(values) from None
+        block = self._block.from_buffer_copy(
+            self._start + self._addresses.pack(*words) + self._constants + self._scalars.pack(*scalars) + self._offsets
+        )
+        return Task(block, memory, self.threads)
+
+    def _misnamed(self, values: Mapping[str, Any]) -> TypeError:
+        names = sorted((*self.layout.operands, *self.layout.scalars))
+        return TypeError(f"{self.layout.name} needs {names}; got {sorted(values)}")
+
+
+def _dtype(kind: str, real: torch.dtype) -> torch.dtype:
+    return {REAL: real, WIDE: torch.float64, INDEX: torch.int64}[kind]
+
+
+class Chunks(NamedTuple):
+    """Ranges of items: more than threads where they are large, for a core may be slower than another."""
+
+    threads: int
+    number: int
+    items: int  # of each but the last
+
+
+def chunks(items: int, work: int, threads: int) -> Chunks:
+    """For ``work`` multiply-adds per item; a single range where they are few."""
+    threads = min(threads, items * work // WORK_PER_THREAD)
+    if threads < 2:
+        return Chunks(1, 1, items)
+    number = threads * min(CHUNKS_PER_THREAD, max(1, items * work // (threads * WORK_PER_CHUNK)))
+    each = -(-items // (4 * number)) * 4
+    return Chunks(threads, -(-items // each), each)

@@ -1,0 +1,85 @@
+"""Inside a kernel: the values of its task under their names (``layout.py`` declares and packs them)."""
+
+from collections import namedtuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+# The kinds of a value: addresses of the storage dtype, of float64, of int64; an integer; a number of the storage dtype.
+REAL, WIDE, INDEX, INTEGER, SCALAR = "real", "wide", "index", "integer", "scalar"
+# Whose scratch a piece is: all chunks', or each chunk's.
+SHARED, OWN = "shared", "own"
+# What a kernel sees of the first words: next chunk, chunks, items of a chunk, items, bytes of a chunk's own scratch.
+HEADER = ("chunk", "chunks", "start", "stop", "own_bytes")
+
+_WORD = ir.IntType(64)
+
+
+class Field(NamedTuple):
+    """A value that the kernel sees; it has one word of the task."""
+
+    name: str
+    kind: str
+    scratch: str | None = None
+
+
+def reader(name: str, fields: Sequence[Field], takes: bool) -> Any:
+    """The intrinsic that a kernel calls with its task: a named tuple of the fields.
+
+    The task comes as a pointer to the storage dtype, which is how a kernel knows what it is compiled for.
+    """
+    values: Any = namedtuple(name, [field.name for field in fields])  # type: ignore[misc]
+
+    def read(typing, task):
+        kinds = {REAL: task, WIDE: types.CPointer(types.float64), INDEX: types.CPointer(types.int64)}
+        kinds |= {INTEGER: types.int64, SCALAR: task.dtype}
+        result = types.NamedTuple([kinds[field.kind] for field in fields], values)
+
+        def generate(context, builder, signature, args):
+            unpack = _Unpack(builder, builder.bitcast(args[0], _WORD.as_pointer()), fields)
+            found = unpack.header(takes)
+            for i in range(len(HEADER), len(fields)):
+                found.append(unpack.field(i, context.get_value_type(result.types[i]), found[0]))
+            return context.make_tuple(builder, result, found)
+
+        return result(task), generate
+
+    return intrinsic(read)
+
+
+class _Unpack:
+    """Emits the loads of a task's words."""
+
+    def __init__(self, builder: ir.IRBuilder, words: ir.Value, fields: Sequence[Field]) -> None:
+        self.builder, self.words, self.fields = builder, words, fields
+
+    def word(self, index: int, kind: ir.Type = _WORD) -> ir.Value:
+        place = self.builder.gep(self.words, [_WORD(index)])
+        return self.builder.load(self.builder.bitcast(place, kind.as_pointer()))
+
+    def header(self, takes: bool) -> list[ir.Value]:
+        builder, chunks, length, items = self.builder, self.word(1), self.word(2), self.word(3)
+        # All that the threads of a call exchange: each takes the next number.
+        chunk = builder.atomic_rmw("add", self.words, _WORD(1), "monotonic") if takes else _WORD(0)
+        start = builder.mul(chunk, length)
+        end = builder.add(start, length)
+        stop = builder.select(builder.icmp_signed("<", end, items), end, items)
+        return [chunk, chunks, start, stop, self.word(4)]
+
+    def field(self, index: int, native: ir.Type, chunk: ir.Value) -> ir.Value:
+        builder, field, memory = self.builder, self.fields[index], len(HEADER)
+        index += 1  # the word of the scratch memory's address stands between
+        if field.kind == INTEGER:
+            return self.word(index)
+        if field.kind == SCALAR:
+            value = self.word(index, ir.DoubleType())
+            return value if native == ir.DoubleType() else builder.fptrunc(value, native)
+        place = self.word(index)
+        if field.scratch:
+            place = builder.add(place, self.word(memory))
+        if field.scratch == OWN:
+            place = builder.add(place, builder.mul(chunk, self.word(HEADER.index("own_bytes"))))
+        return builder.inttoptr(place, native)
