@@ -9,8 +9,8 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 help:
 	@echo "make demo         train DCN and a DNN on a generated click log, beside the best possible logloss"
 	@echo "make test         lint, types and all tests"
-	@echo "make bench        the benchmarks, against the peers' own packages"
-	@echo "make report       tables and figures of the last benchmarks, into README.md and docs/"
+	@echo "make bench        three runs of the benchmarks, against the peers' own packages, into benchmarks/results/"
+	@echo "make report       tables and figures of these runs, into README.md and docs/"
 	@echo "make bench-check  the benchmarks' ratios against the committed baseline"
 	@echo "make static       registers, spills, load widths and bytes per row of the GPU kernels, compiled without a GPU"
 
@@ -26,7 +26,7 @@ lint: $(VENV)/.developer
 	$(BIN)/mypy
 
 bench: $(VENV)/.developer
-	$(BIN)/python -m pytest benchmarks/ --benchmark-only
+	$(BIN)/python -m benchmarks.run --runs 3
 
 report: $(VENV)/.developer
 	$(BIN)/python -m benchmarks.report

@@ -15,36 +15,32 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, machine
-from benchmarks.contestants import EAGER, OURS, Problem
+import numpy as np
+
+from benchmarks.contestants import EAGER, OURS
+from benchmarks.harness import machine
+from benchmarks.harness.measure import Refused, measure
+from benchmarks.suites import QUICK
+from benchmarks.workloads.operators import Problem
 
 BASELINE = Path(__file__).parent / "baseline.json"
 BAND = 0.35
-PROBLEMS = (
-    Problem("cross_network", 1024, 1026, 6),
-    Problem("cross_network", 1024, 1026, 1),
-    Problem("cross_network", 1024, 1026, 6, backward=False),
-    Problem("cross_network", 64, 54, 3),
-    Problem("cross_network", 1024, 1026, 3, "float64"),
-    Problem("cross_layer", 1024, 1026),
-    Problem("cross_logits", 1024, 1026, 6),
-)
 
 
-def gains(problems: tuple[Problem, ...] = PROBLEMS, budget: float = 2.0) -> dict[str, float]:
+def gains(problems: tuple[Problem, ...] = QUICK, budget: float = 2.0) -> dict[str, float]:
     """How many times as fast as the eager loop, in a fresh process."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        cases = pool.map(
-            harness.measure, problems, *([value] * len(problems) for value in ((OURS, EAGER), (OURS,), budget))
-        )
-        return {case["workload"]["title"]: case["contestants"][EAGER]["ratio_to"][OURS]["p50"] for case in cases}
+        jobs = [pool.submit(measure, problem, (OURS, EAGER), budget) for problem in problems]
+        cases = [job.result()["contestants"] for job in jobs]
+    ratios = [np.divide(case[EAGER.name]["times"], case[OURS.name]["times"]) for case in cases]
+    return {str(problem): float(f"{np.median(ratio):.4g}") for problem, ratio in zip(problems, ratios, strict=True)}
 
 
 def fallen(measured: dict[str, float], baseline: dict[str, float], band: float = BAND) -> list[str]:
     """The workloads whose gain is more than the band below the baseline's."""
     missing = [title for title in measured if title not in baseline]
     if missing:
-        raise harness.Refused(f"no baseline for {'; '.join(missing)}: python -m benchmarks.check --update")
+        raise Refused(f"no baseline for {'; '.join(missing)}: python -m benchmarks.check --update")
     return [title for title, gain in measured.items() if gain < (1 - band) * baseline[title]]
 
 
@@ -68,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"the baseline is from another machine, {record['machine']}: ratios carry over, but only roughly")
     low = fallen(measured, baseline)
     if low:
-        again = gains(tuple(problem for problem in PROBLEMS if str(problem) in low), chosen.budget)
+        again = gains(tuple(problem for problem in QUICK if str(problem) in low), chosen.budget)
         measured |= {title: max(gain, measured[title]) for title, gain in again.items()}
         low = fallen(measured, baseline)
     for title, gain in measured.items():

@@ -10,7 +10,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from benchmarks import machine
+from benchmarks.harness import machine
 from fastcross.data.generate import write_click_log
 
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from benchmarks.static import offline
 from benchmarks.static.machine_code import Code, Launch, compile_launch
 
+SUITE = "gpu_kernels"
+TITLE = "The GPU kernels' machine code, where no GPU is there to run them: compiled offline for every target"
 ROWS, D, LAYERS = 4096, 1026, 6
 DTYPES = ("fp32", "bf16")
 ESTIMATE = "estimate from bytes and published bandwidth, not measured"

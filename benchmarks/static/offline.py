@@ -33,6 +33,7 @@ from torch import Tensor
 from triton.runtime.jit import JITFunction, type_canonicalisation_dict
 
 from benchmarks.static.machine_code import Code, Launch, compile_launch
+from benchmarks.suites import OPERATORS
 from fastcross.kernels.gpu import hardware
 from fastcross.kernels.gpu.launch import Hardware
 
@@ -45,12 +46,9 @@ DTYPES = {
     "mixed": (torch.bfloat16, torch.float32),
 }
 FLOOR = {  # reads and writes of a (B, d) tensor that no implementation can do without
-    "cross_layer_fwd": (2, 1),
-    "cross_layer_bwd": (3, 2),
-    "cross_network_fwd": (1, 1),
-    "cross_network_bwd": (2, 1),
-    "cross_logits_fwd": (1, 0),
-    "cross_logits_bwd": (1, 1),
+    f"{operator.name}_{suffix}": floor
+    for operator in OPERATORS
+    for suffix, floor in (("fwd", operator.forward), ("bwd", operator.backward))
 }
 BATCH, OUTPUTS = 4096, 1
 

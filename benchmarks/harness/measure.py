@@ -3,7 +3,7 @@
 A workload (an operator on one shape, a training step, a request) makes the contestants, all with the same weights. Each
 runs once and its results are compared with the float64 reference; one that is wrong, or was not compared, makes the
 whole workload refuse. Then they take turns, so that whatever else the machine does meets all of them alike; ratios are
-taken within a round, and reported as 20th, 50th and 80th percentiles.
+taken within a round. What is written down are the samples themselves; :mod:`benchmarks.report` does the rest.
 """
 
 import gc
@@ -16,12 +16,11 @@ from typing import Any, Protocol
 import numpy as np
 from torch import Tensor
 
-from benchmarks import clock, memory
+from benchmarks.contestants import Contestant
+from benchmarks.harness import clock, memory
 
-PERCENTILES = (20, 50, 80)
-MIN_ROUNDS, MAX_ROUNDS = 5, 1000
-# A latency's 99th percentile needs a hundred calls and more.
-LATENCY_ROUNDS = 100
+# Every sample is committed: a few hundred tell what thousands would. A 99th percentile needs a hundred and more.
+MIN_ROUNDS, MAX_ROUNDS, LATENCY_ROUNDS = 5, 200, 100
 # A sample of a call shorter than this (seconds) is the median of a few: a core that the system takes away for some
 # milliseconds is a percent of a long call and many times a short one.
 SHORT, FEW = 0.03, 5
@@ -47,8 +46,8 @@ class Expected:
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """One way to do a workload."""
+class Entry:
+    """A contestant in a workload, ready to run."""
 
     step: Callable[[], object]  # what is timed
     results: Callable[[], Mapping[str, Tensor]]  # what is verified
@@ -59,10 +58,10 @@ class Contestant:
 
 @dataclass(frozen=True)
 class Verified:
-    """A contestant whose results were compared: name of each, error and what was allowed."""
+    """An entry whose results were compared: name of each, error and what was allowed."""
 
     name: str
-    contestant: Contestant
+    entry: Entry
     errors: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
@@ -73,7 +72,7 @@ class Workload(Protocol):
 
     def expected(self) -> Mapping[str, Expected]: ...
 
-    def enter(self, name: str) -> Contestant:
+    def enter(self, contestant: Contestant) -> Entry:
         """Raises :class:`Missing`, with the reason, where the contestant cannot take part."""
         ...
 
@@ -82,10 +81,10 @@ class Workload(Protocol):
         ...
 
 
-def verify(name: str, contestant: Contestant, expected: Mapping[str, Expected]) -> Verified:
-    """Runs the contestant once and compares every result; raises :class:`Refused` if one is wrong."""
-    expected = contestant.expected or expected
-    results = contestant.results()
+def verify(name: str, entry: Entry, expected: Mapping[str, Expected]) -> Verified:
+    """Runs the entry once and compares every result; raises :class:`Refused` if one is wrong."""
+    expected = entry.expected or expected
+    results = entry.results()
     if results.keys() != expected.keys():
         raise Refused(f"{name} gave {', '.join(results)}; expected {', '.join(expected)}")
     errors = {}
@@ -99,7 +98,7 @@ def verify(name: str, contestant: Contestant, expected: Mapping[str, Expected]) 
                 f"{name} is wrong, its time does not count: {key} is off by {error:.3g}, {target.allowed:.3g} allowed"
             )
         errors[key] = (error, target.allowed)
-    return Verified(name, contestant, errors)
+    return Verified(name, entry, errors)
 
 
 def interleave(entries: Sequence[Verified], budget: float, latency: bool = False) -> dict[str, list[float]]:
@@ -107,71 +106,62 @@ def interleave(entries: Sequence[Verified], budget: float, latency: bool = False
     for entry in entries:
         if not isinstance(entry, Verified) or not entry.errors:
             raise Refused(f"{getattr(entry, 'name', entry)} was not verified: its time does not count")
+    steps = {verified.name: verified.entry.step for verified in entries}
     timer = clock.clock(latency)
-    calls, once = {}, {}
-    for entry in entries:
-        once[entry.name] = max(timer(entry.contestant.step), 1e-7)  # verifying it was the first call
-        calls[entry.name] = 1 if latency else max(1, math.ceil(timer.shortest / once[entry.name]))
+    once = {name: max(timer(step), 1e-7) for name, step in steps.items()}  # verifying it was the first call
+    calls = {name: 1 if latency else max(1, math.ceil(timer.shortest / once[name])) for name in steps}
     repeats = {name: 1 if latency or seconds >= SHORT else FEW for name, seconds in once.items()}
     per_round = sum(once[name] * (calls[name] * repeats[name] + (once[name] < SETTLE)) for name in once)
     rounds = min(max(int(budget / per_round), LATENCY_ROUNDS if latency else MIN_ROUNDS), MAX_ROUNDS)
-    times: dict[str, list[float]] = {entry.name: [] for entry in entries}
+    times: dict[str, list[float]] = {name: [] for name in steps}
     gc.collect()
     gc.disable()
     try:
         for turn in range(rounds):
-            first = turn % len(entries)  # nobody always runs after the same neighbour's use of the caches
-            for entry in (*entries[first:], *entries[:first]):
-                if once[entry.name] < SETTLE:
-                    entry.contestant.step()
-                samples = [timer(entry.contestant.step, calls[entry.name]) for _ in range(repeats[entry.name])]
-                times[entry.name].append(float(np.median(samples)))
+            for name in order([*steps], turn):
+                if once[name] < SETTLE:
+                    steps[name]()
+                times[name].append(float(np.median([timer(steps[name], calls[name]) for _ in range(repeats[name])])))
     finally:
         gc.enable()
     return times
 
 
-def percentiles(values: Sequence[float], at: Sequence[float] = PERCENTILES) -> dict[str, float]:
-    """``{"p20": …, "p50": …, "p80": …}``, interpolated, to four significant digits."""
-    return {f"p{q:g}": float(f"{value:.4g}") for q, value in zip(at, np.percentile(values, at), strict=True)}
+def order(names: Sequence[str], turn: int) -> list[str]:
+    """Everybody begins as often as the others, and forwards and backwards have other neighbours' caches to run in."""
+    first = turn // 2 % len(names)
+    rotated = [*names[first:], *names[:first]]
+    return rotated[::-1] if turn % 2 else rotated
 
 
-def ratios(times: Mapping[str, Sequence[float]], base: str) -> dict[str, dict[str, float]]:
-    """Each contestant's time over the base's in the same round."""
-    return {name: percentiles(np.divide(taken, times[base])) for name, taken in times.items()}  # type: ignore[arg-type]
-
-
-def measure(workload: Workload, names: Sequence[str], bases: Sequence[str], budget: float) -> dict[str, Any]:
-    """The record of one workload: verified, timed in turns, weighed. ``bases`` are what ratios are taken to."""
-    entries, missing = [], {}
+def measure(workload: Workload, contestants: Sequence[Contestant], budget: float) -> dict[str, Any]:
+    """The record of one workload: verified, timed in turns, weighed."""
+    entries, missing, first_call = [], {}, {}
     expected = workload.expected()
-    first_call = {}
-    for name in names:
+    for contestant in contestants:
         start = time.perf_counter()
         try:
-            entries.append(verify(name, workload.enter(name), expected))
-            first_call[name] = float(f"{time.perf_counter() - start:.3g}")
+            entries.append(verify(contestant.name, workload.enter(contestant), expected))
+            first_call[contestant.name] = time.perf_counter() - start
         except Missing as reason:
-            missing[name] = str(reason)
+            missing[contestant.name] = str(reason)
     times = interleave(entries, budget, workload.latency)
-    to_base = {base: ratios(times, base) for base in bases if base in times}
-    description = workload.describe()
-    at = (*PERCENTILES, 99) if workload.latency else PERCENTILES
-    contestants = {}
-    for entry in entries:
-        name, contestant = entry.name, entry.contestant
+    records = {}
+    for verified in entries:
+        name, entry = verified.name, verified.entry
         record: dict[str, Any] = {
-            "seconds": percentiles(times[name], at),
-            "ratio_to": {base: ratio[name] for base, ratio in to_base.items()},
-            "errors": {key: [float(f"{value:.3g}") for value in pair] for key, pair in entry.errors.items()},
-            "first_call_seconds": first_call[name],  # import, compilation and verification
-            "times": times[name],
+            "times": [digits(seconds, 4) for seconds in times[name]],
+            "errors": {key: [digits(value) for value in pair] for key, pair in verified.errors.items()},
+            "first_call_seconds": digits(first_call[name]),  # import, compilation and verification
         }
-        if "floor_bytes" in description:
-            record["gigabytes_per_second"] = float(f"{description['floor_bytes'] / record['seconds']['p50'] / 1e9:.4g}")
-        if contestant.forward is not None:
-            record["kept_bytes"] = memory.kept_bytes(contestant.forward, contestant.leaves)
+        if entry.forward is not None:
+            record["kept_bytes"] = memory.kept_bytes(entry.forward, entry.leaves)
         if not workload.latency:
-            record["peak_bytes"] = memory.peak_bytes(contestant.step, clock.device())
-        contestants[name] = record
-    return {"workload": description, "contestants": contestants, "missing": missing, "bases": [*to_base]}
+            record["peak_bytes"] = memory.peak_bytes(entry.step, clock.device())
+        records[name] = record
+    described = workload.describe() | {"latency": workload.latency}
+    return {"workload": described, "contestants": records, "missing": missing}
+
+
+def digits(value: float, count: int = 3) -> float:
+    return float(f"{value:.{count}g}")

@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 
-from benchmarks import clock
-from benchmarks.harness import Contestant, Expected
+from benchmarks.contestants import Contestant
+from benchmarks.harness import clock
+from benchmarks.harness.measure import Entry, Expected
 
-COPY, PRODUCT = "copy", "matrix product"
+LARGE_COPY, PRODUCT = Contestant("copy", floor="large copy"), Contestant("matrix product", floor="product")
 
 
 @dataclass(frozen=True)
@@ -23,17 +24,18 @@ class Roof:
         )
 
     def describe(self) -> dict[str, Any]:
-        return {"title": str(self), "copy_bytes": 8 * self.elements, "product_operations": 2 * self.size**3}
+        counted = {"copy_bytes": 8 * self.elements, "product_operations": 2 * self.size**3}
+        return {"title": str(self), "kind": "roof", **counted}
 
     def expected(self) -> dict[str, Expected]:
         return {}
 
-    def enter(self, name: str) -> Contestant:
-        if name == COPY:
+    def enter(self, contestant: Contestant) -> Entry:
+        if contestant == LARGE_COPY:
             x = torch.randn(self.elements, device=clock.device())
             y = torch.zeros_like(x)  # into memory that is there: no time for the system to find pages
-            return Contestant(lambda: y.copy_(x), lambda: {"x": y.copy_(x)}, {"x": Expected(x, 0.0)})
+            return Entry(lambda: y.copy_(x), lambda: {"x": y.copy_(x)}, {"x": Expected(x, 0.0)})
         a, b = (torch.randn(self.size, self.size, device=clock.device()) for _ in range(2))
         rows = a[:8].double() @ b.double()
         expected = {"rows": Expected(rows, float(1e-2 * rows.abs().max()))}  # TF32 would pass, a wrong product not
-        return Contestant(lambda: a @ b, lambda: {"rows": (a @ b)[:8]}, expected)
+        return Entry(lambda: a @ b, lambda: {"rows": (a @ b)[:8]}, expected)

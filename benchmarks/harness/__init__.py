@@ -1,0 +1,1 @@
+"""How a workload is measured: verified, timed in turns, weighed, written down."""

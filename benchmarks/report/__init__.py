@@ -1,0 +1,1 @@
+"""From the committed runs to README.md, docs/benchmarks.md and the figures."""

@@ -1,0 +1,1 @@
+"""What contestants compete in: an operator on one shape, a training step, a request."""
