@@ -1,9 +1,13 @@
-"""The one way a file comes to stand where it does: whole, or not at all."""
+"""The one way a file or a folder comes to stand where it does: whole, or not at all."""
 
 import contextlib
+import fcntl
+import glob
 import hashlib
 import json
 import os
+import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,6 +34,39 @@ def atomic(path: Path | str) -> Iterator[Path]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextlib.contextmanager
+def building(path: Path | str) -> Iterator[Path]:
+    """A folder beside ``path`` that becomes ``path`` (replacing what is there) if all goes well, and vanishes if not.
+
+    Folders that killed processes left behind are removed; one where a process is at work is known by its lock.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for old in path.parent.glob(f".{glob.escape(path.name)}.replaced-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    for left in path.parent.glob(f".{glob.escape(path.name)}.building-*"):
+        with contextlib.suppress(OSError), open(left / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(left, ignore_errors=True)
+    folder = path.with_name(f".{path.name}.building-{os.getpid()}-{time.time_ns()}")
+    folder.mkdir()
+    try:
+        with open(folder / "lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
+            if path.exists():
+                old = path.with_name(folder.name.replace(".building-", ".replaced-"))
+                path.rename(old)
+                folder.rename(path)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                folder.rename(path)
+            (path / "lock").unlink(missing_ok=True)  # not before: another process would take the folder for abandoned
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def sha256(path: Path | str) -> str:

@@ -6,6 +6,7 @@ import shutil
 from fastcross._version import __version__
 from fastcross.cli.help import DESCRIPTION, EXAMPLES
 from fastcross.cli.values import at_least, integers, layers, names
+from fastcross.data.formats import FORMATS
 from fastcross.models import MODELS
 from fastcross.training.config import (
     EMBEDDINGS,
@@ -16,8 +17,6 @@ from fastcross.training.config import (
     SHARDINGS,
     TrainingConfig,
 )
-
-FORMATS = ("auto", "criteo", "csv", "parquet", "covertype", "higgs", "adult")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -87,7 +86,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_preparation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reading the input")
-    group.add_argument("--format", default="auto", choices=FORMATS, help="default: by the file's name and columns")
+    formats = ("auto", *FORMATS)
+    group.add_argument("--format", default="auto", choices=formats, help="default: by the file's name and columns")
     group.add_argument("--label", metavar="COLUMN", help="the label's column (csv, parquet)")
     group.add_argument("--columns", metavar="JSON", help="file that declares label, dense, categorical, bags …")
     group.add_argument(

@@ -1,36 +1,40 @@
-"""From a click log or a table to batches: reader -> cache -> batch (dense, categorical, bags, label)."""
+"""From a click log or a table to batches: formats -> prepare -> cache -> batch (dense, categorical, bags, label)."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fastcross.batch import Bag, Batch, Schema
-from fastcross.data.cache import Cache
-from fastcross.data.errors import DataError
 from fastcross.extras import needs
 
 if TYPE_CHECKING:
-    from fastcross.data.build import prepare
+    from fastcross.batch import Bag, Batch, Schema
+    from fastcross.data.cache import Cache
     from fastcross.data.columns import Columns
     from fastcross.data.encoder import Encoder
-    from fastcross.data.predict import read_for_prediction
+    from fastcross.data.errors import DataError
+    from fastcross.data.prediction_rows import read_for_prediction
+    from fastcross.data.preparation import prepare
 
 __all__ = ["Bag", "Batch", "Cache", "Columns", "DataError", "Encoder", "Schema", "prepare", "read_for_prediction"]
 
-# These need pyarrow, which training from a finished cache does not.
-_READERS = {
-    "prepare": "fastcross.data.build",
+# Imported at their first use: the names of the formats need neither PyTorch nor pyarrow, a finished cache no pyarrow.
+_HOMES = {
+    "Bag": "fastcross.batch",
+    "Batch": "fastcross.batch",
+    "Schema": "fastcross.batch",
+    "Cache": "fastcross.data.cache",
     "Columns": "fastcross.data.columns",
+    "DataError": "fastcross.data.errors",
     "Encoder": "fastcross.data.encoder",
-    "read_for_prediction": "fastcross.data.predict",
+    "prepare": "fastcross.data.preparation",
+    "read_for_prediction": "fastcross.data.prediction_rows",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _READERS:
+    if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
     try:
-        return getattr(import_module(_READERS[name]), name)
+        return getattr(import_module(_HOMES[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "pyarrow":
             raise

@@ -25,6 +25,7 @@ from fastcross.batch import Bag, Batch, Schema
 from fastcross.data.arrays import gather_ragged, open_array
 from fastcross.data.errors import DataError
 from fastcross.data.order import RowOrder
+from fastcross.data.report import describe
 from fastcross.data.split import PARTS
 from fastcross.files import read_checked_json
 
@@ -70,6 +71,11 @@ class Cache:
             if found != size:
                 raise DataError(f"{path / name}: the cache is damaged; expected {size} bytes, got {found}")
         return cls(path, manifest)
+
+    @property
+    def report(self) -> str:
+        """What the columns were taken for and why, the label's classes, the split, and warnings."""
+        return describe(self.manifest)
 
     @cached_property
     def encoder(self) -> Encoder:

@@ -1,59 +1,93 @@
-"""Which column of a table is what, and how a text file spells it."""
+"""Which column of a table is what."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
-
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from fastcross.data.errors import DataError
 
 TRANSFORMS = ("log", "standard", "none")
-LABEL_NAMES = ("label", "click", "target", "y")
-FEW_VALUES = 20  # an integer column with no more distinct values than this, each seen ten times, counts as categorical
+PARTS_OF_DATE_TIME = ("hour", "weekday")
+_LISTS = ("dense", "categorical", "bags", "datetimes", "drop", "classes")
+_TEXTS = ("label", "separator", "time", "time_as")
+_MAPPINGS = ("weights", "aliases", "separators")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns of a table. What is None is inferred from the first rows; a column that is named nowhere is not read.
+    """The columns of a table.
+
+    If dense, categorical, bags and datetimes are all None they are inferred; otherwise a column that is named nowhere
+    is inferred if `infer_rest`, and not read if not.
 
     Dense columns are transformed by `transform`, one name for all or one per column:
     - "log": sign(x) · log(1 + |x|), the log transform of section 4.2, extended oddly to negative numbers;
     - "standard": (x - mean) / standard deviation over the training part (a constant column becomes 0);
     - "none": as it is.
     A missing number becomes 0 after the transform. A missing category is a value like any other, with its own id.
+
+    A date-time becomes two categories, its hour and its weekday (in UTC): as a number every later row lies outside what
+    was trained on, as a category every value is new, but hours and weekdays come again.
     """
 
     label: str | None = None
     dense: tuple[str, ...] | None = None
     categorical: tuple[str, ...] | None = None
-    bags: tuple[str, ...] | None = None  # multi-valued: list columns of Parquet, or text with `separator`
+    bags: tuple[str, ...] | None = None  # multi-valued: list columns of Parquet, or text with a separator
     weights: dict[str, str] = field(default_factory=dict)  # bag -> the column with its weights
-    classes: tuple[str, ...] = ("0", "1")  # the label's values in the order of their ids
+    classes: tuple[str, ...] | None = None  # the label's values in the order of their ids; None: found in the data
     aliases: dict[str, str] = field(default_factory=dict)  # other spellings of a class
     transform: str | tuple[str, ...] = "standard"
     separator: str = "|"
     integers: bool = False  # dense columns hold integers only: "1.5" is an error
+    datetimes: tuple[str, ...] | None = None
+    separators: dict[str, str] = field(default_factory=dict)  # bag -> its separator, where it is another one
+    drop: tuple[str, ...] = ()
+    infer_rest: bool = False
+    time: str | None = None  # orders the rows for a split by time
+    time_as: str = "number"  # or "datetime"
 
     def __post_init__(self) -> None:
-        for name in ("dense", "categorical", "bags"):
-            if isinstance(getattr(self, name), str):
-                raise DataError(f"{name} must be a list of column names; got {getattr(self, name)!r}")
         for transform in (self.transform,) if isinstance(self.transform, str) else self.transform:
             if transform not in TRANSFORMS:
                 raise DataError(f"transform must be one of {', '.join(TRANSFORMS)}; got {transform!r}")
-        if len(self.classes) < 2:
-            raise DataError(f"classes must name at least two values of the label; got {list(self.classes)}")
-        named = [*((self.label,) if self.label else ()), *self.features, *self.weights.values()]
-        twice = {name for name in named if named.count(name) > 1}
-        if twice:
-            raise DataError(f"columns are declared twice: {', '.join(sorted(twice))}")
+        for name in _LISTS:
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, tuple) and all(isinstance(item, str) for item in value)):
+                raise DataError(f"{name} must be a list of texts; got {value!r}")
+        for name in _TEXTS:
+            if not isinstance(getattr(self, name), str | (type(None) if name in ("label", "time") else str)):
+                raise DataError(f"{name} must be a text; got {getattr(self, name)!r}")
+        for name in _MAPPINGS:
+            value = getattr(self, name)
+            if not isinstance(value, dict) or not all(isinstance(text, str) for pair in value.items() for text in pair):
+                raise DataError(f"{name} must map texts to texts; got {value!r}")
+        for name, separator in (("", self.separator), *self.separators.items()):
+            if not separator:
+                raise DataError(f"the separator{f' of {name}' if name else ''} must not be empty")
+        if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
+            raise DataError(f"classes must name at least two different values; got {list(self.classes)}")
+        named = [*((self.label,) if self.label else ()), *self.inputs, *self.weights.values(), *self.drop]
+        for names in (named, list(self.features)):
+            if twice := sorted({name for name in names if names.count(name) > 1}):
+                raise DataError(f"columns are declared twice: {', '.join(twice)}")
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The columns that features are made from."""
+        return (*(self.dense or ()), *(self.categorical or ()), *(self.bags or ()), *(self.datetimes or ()))
+
+    @property
+    def categories(self) -> tuple[str, ...]:
+        """The names of the categorical features: the categorical columns, then the parts of the date-times."""
+        parts = (f"{name}.{part}" for name in self.datetimes or () for part in PARTS_OF_DATE_TIME)
+        return (*(self.categorical or ()), *parts)
 
     @property
     def features(self) -> tuple[str, ...]:
-        return (*(self.dense or ()), *(self.categorical or ()), *(self.bags or ()))
+        return (*(self.dense or ()), *self.categories, *(self.bags or ()))
 
     @property
     def transforms(self) -> tuple[str, ...]:
@@ -62,10 +96,41 @@ class Columns:
 
     @property
     def num_outputs(self) -> int:
+        assert self.classes is not None
         return 1 if len(self.classes) == 2 else len(self.classes)
+
+    def read(self, labelled: bool, carry: str | None = None) -> tuple[str, ...]:
+        """The columns to read; `carry` and the time only if they are not among the others."""
+        others = (self.label if labelled else None, self.time if labelled else None, carry)
+        return tuple(dict.fromkeys([*self.inputs, *self.weights.values(), *(name for name in others if name)]))
+
+    def separator_of(self, bag: str) -> str:
+        return self.separators.get(bag, self.separator)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+    @classmethod
+    def declare(
+        cls,
+        label: str | None = None,
+        *,
+        dense: Iterable[str] = (),
+        categorical: Iterable[str] = (),
+        multi: Mapping[str, str] | None = None,
+        datetimes: Iterable[str] = (),
+        drop: Iterable[str] = (),
+    ) -> Columns:
+        """Say what some columns are and leave the others to be inferred; multi: multi-valued column -> separator."""
+        lists = (tuple(dense), tuple(categorical), tuple(multi or ()))
+        return cls(
+            label,
+            *lists,
+            datetimes=tuple(datetimes),
+            separators=dict(multi or {}),
+            drop=tuple(drop),
+            infer_rest=True,
+        )
 
     @classmethod
     def make(cls, columns: Columns | str | dict[str, Any] | None) -> Columns:
@@ -74,66 +139,16 @@ class Columns:
             return cls(label=columns)
         if isinstance(columns, Columns):
             return columns
+        if not isinstance(columns, dict):
+            raise DataError(f"columns must be an object with keys such as label and dense; got {columns!r}")
         unknown = set(columns) - {f.name for f in fields(cls)}
         if unknown:
-            raise DataError(f"unknown key in columns: {', '.join(sorted(unknown))}")
+            raise DataError(f"unknown key in columns: {', '.join(sorted(map(str, unknown)))}")
         values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in columns.items()}
-        return cls(**values)
-
-    def complete(self, sample: pa.Table, place: str) -> Columns:
-        """Fill in what is None from the table's first rows; check that what is declared exists."""
-        names = sample.column_names
-        label = self.label or next((name for name in names if name.lower() in LABEL_NAMES), None)
-        if label is None:
-            raise DataError(f"{place}: name the label column; the columns are {', '.join(names)}")
-        absent = {label, *self.features, *self.weights.values()} - set(names)
-        if absent:
-            raise DataError(f"{place}: no column {', '.join(sorted(absent))}; the columns are {', '.join(names)}")
-        if self.dense is not None or self.categorical is not None or self.bags is not None:
-            declared = replace(self, label=label, dense=self.dense or (), categorical=self.categorical or ())
-            declared = replace(declared, bags=self.bags or ())
-        else:
-            taken = {label, *self.weights.values(), *self.weights}
-            kinds = {name: _kind(sample[name]) for name in names if name not in taken}
-            dense, categorical, bags = (
-                tuple(name for name, kind in kinds.items() if kind == wanted)
-                for wanted in ("dense", "categorical", "bags")
-            )
-            declared = replace(self, label=label, dense=dense, categorical=categorical, bags=(*bags, *self.weights))
-        if len(declared.transforms) != len(declared.dense or ()):
-            raise DataError(
-                f"transform must be one name or one per dense column; got {len(declared.transforms)} for "
-                f"{len(declared.dense or ())} columns"
-            )
-        if not declared.features:
-            raise DataError(f"{place}: no feature columns beside the label {label}")
-        return declared
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """How a text table is written."""
-
-    names: tuple[str, ...]
-    delimiter: str = ","
-    quote: str | None = '"'
-    missing: tuple[str, ...] = ("",)
-    trim: bool = False  # blanks around a value do not count
-    first_line: str = ""  # a first line that starts so is not data: a header, a comment
-    first_line_required: bool = False
-
-
-def _kind(column: pa.ChunkedArray) -> str:
-    """A number is dense, unless it is an integer with few distinct values; lists are bags; the rest is categorical."""
-    kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return "bags"
-    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        return "dense"
-    if pa.types.is_integer(kind):
-        distinct = pc.count_distinct(column).as_py()
-        return "categorical" if distinct <= FEW_VALUES and 10 * distinct <= len(column) else "dense"
-    return "categorical"
+        try:
+            return cls(**values)
+        except TypeError as error:  # an unhashable or uncountable value where a text or a list belongs
+            raise DataError(f"columns cannot be understood ({error}); got {columns!r}") from None
 
 
 def numbered(prefix: str, count: int, first: int = 1) -> tuple[str, ...]:

@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 
 from fastcross.batch import Bag, Batch, Schema
+from fastcross.data.blocks import Block, Coded
 from fastcross.data.columns import Columns
-from fastcross.data.convert import Block, Coded
 from fastcross.data.errors import DataError
 from fastcross.data.vocabulary import Hashing, Vocabulary
 from fastcross.files import read_checked_json, write_checked_json
@@ -68,7 +68,7 @@ class Encoder:
     def schema(self) -> Schema:
         return Schema(
             dense_names=self.columns.dense or (),
-            categorical_names=self.columns.categorical or (),
+            categorical_names=self.columns.categories,
             cardinalities=tuple(ids.cardinality for ids in self.categorical),
             bag_names=self.columns.bags or (),
             bag_cardinalities=tuple(ids.cardinality for ids in self.bags),
@@ -78,6 +78,7 @@ class Encoder:
 
     @property
     def classes(self) -> tuple[str, ...]:
+        assert self.columns.classes is not None
         return self.columns.classes
 
     @cached_property
@@ -96,7 +97,7 @@ class Encoder:
                 unknown[name] = int(strange[coded.codes].sum())
             return torch.from_numpy(found[coded.codes].astype(np.int64))
 
-        columns = zip(self.columns.categorical or (), self.categorical, block.categorical, strict=True)
+        columns = zip(self.columns.categories, self.categorical, block.categorical, strict=True)
         categorical = [ids(*column) for column in columns]
         bags = []
         for name, known, coded in zip(self.columns.bags or (), self.bags, block.bags, strict=True):
@@ -139,7 +140,7 @@ class Encoder:
             saved["format"],
             columns,
             Standardisation(mean, scale),
-            tuple(ids(f"categorical{i}") for i in range(len(columns.categorical or ()))),
+            tuple(ids(f"categorical{i}") for i in range(len(columns.categories))),
             tuple(ids(f"bag{i}") for i in range(len(columns.bags or ()))),
         )
 

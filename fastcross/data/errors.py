@@ -18,11 +18,15 @@ class BadRow(Exception):
 
 @dataclass
 class Problems:
-    """Bad rows met so far: the first one raises (on_error="stop"), or each is counted (on_error="skip")."""
+    """Bad rows met so far: the first one raises (on_error="stop"), or each is counted (on_error="skip").
+
+    truncated: one message for each file that breaks off, whose rest is lost however many rows that was.
+    """
 
     on_error: str = "stop"
     places: list[tuple[str, int]] = field(default_factory=list)  # file, line (row for Parquet), each from 1
     examples: list[str] = field(default_factory=list)
+    truncated: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if self.on_error not in ("stop", "skip"):
@@ -36,8 +40,15 @@ class Problems:
         if len(self.examples) < EXAMPLES:
             self.examples.append(message)
 
+    def truncate(self, path: Path, line: int, reason: str) -> None:
+        """The unfinished row counts as a bad one; what came after it nobody can count."""
+        reason = f"the gzip stream is damaged or ends early ({reason}); all from here on is lost"
+        self.add(path, line, reason)
+        self.truncated.append(f"{path}, line {line}: {reason}")
+
     def extend(self, other: Problems) -> None:
         self.places += other.places
+        self.truncated += other.truncated
         self.examples += other.examples[: EXAMPLES - len(self.examples)]
 
     def __len__(self) -> int:

@@ -16,7 +16,8 @@ PARTS = ("train", "validation", "test")
 class Split:
     """How rows are divided: `kind` "time", "random" or "files", and the fractions of the three parts.
 
-    - time: the first rows train; the rest, as in section 4.1, is dealt at random to validation and test.
+    - time: the first rows train, in the order of the file or of a column with times; the rest, as in section 4.1, is
+      dealt at random to validation and test.
     - random: every row is dealt at random.
     - files: the rows of the last file are the test part; `fractions` divide the others at random.
     """
@@ -47,9 +48,29 @@ class Split:
     def __str__(self) -> str:
         return f"{self.kind}:" + ",".join(f"{fraction:.6g}" for fraction in self.fractions)
 
+    def describe(self, time: str | None = None) -> str:
+        shares = ", ".join(f"{fraction:.4g} {part}" for fraction, part in zip(self.fractions, PARTS, strict=True))
+        order = f"by column {time}" if time else "in the order of the file, which should be that of time"
+        how = {
+            "time": f"by time: the first {self.fractions[0]:.4g} of the rows train ({order}), "
+            f"{self.fractions[1]:.4g} validate and {self.fractions[2]:.4g} test, dealt at random",
+            "random": f"at random: {shares}",
+            "files": f"by files: the last file tests; of the others at random {shares}",
+        }
+        return how[self.kind]
 
-def assign_parts(rows: int, split: Split, seed: int, rows_of_files: Sequence[int] = ()) -> npt.NDArray[Any]:
-    """The part of every row as an index into PARTS, one byte each; the counts are exact, not binomial."""
+
+def assign_parts(
+    rows: int,
+    split: Split,
+    seed: int,
+    rows_of_files: Sequence[int] = (),
+    time: npt.NDArray[Any] | None = None,
+) -> npt.NDArray[Any]:
+    """The part of every row as an index into PARTS, one byte each; the counts are exact, not binomial.
+
+    `time` orders the rows for a split by time, those of equal times as they come; without, they are in order.
+    """
     rng = np.random.default_rng(seed)
     train, validation, test = split.fractions
     if split.kind == "files":
@@ -62,4 +83,8 @@ def assign_parts(rows: int, split: Split, seed: int, rows_of_files: Sequence[int
     second = min(round(rows * validation), rows - first) if test > 0 else rows - first
     part = np.repeat(np.arange(3, dtype=np.uint8), [first, second, rows - first - second])
     rng.shuffle(part[first:] if split.kind == "time" else part)
-    return part
+    if time is None:
+        return part
+    ordered = np.empty_like(part)
+    ordered[np.argsort(time, kind="stable")] = part
+    return ordered

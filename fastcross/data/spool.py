@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from fastcross.data.blocks import Block, Coded
 from fastcross.data.columns import Columns
-from fastcross.data.convert import Block, Coded
 
 Array = npt.NDArray[Any]
 
@@ -82,15 +82,18 @@ class Spool:
         self.rows: list[int] = []  # per block
         # What is standardised later keeps its precision until the mean is subtracted.
         self.dense_dtype = np.float64 if "standard" in columns.transforms else np.float32
-        self.categorical = [CodedFiles(folder / f"categorical{i}") for i in range(len(columns.categorical or ()))]
+        self.categorical = [CodedFiles(folder / f"categorical{i}") for i in range(len(columns.categories))]
         self.bags = [CodedFiles(folder / f"bag{i}") for i in range(len(columns.bags or ()))]
-        self.files = {name: open(folder / name, "wb") for name in ("dense", "label", "codes")}  # noqa: SIM115
+        names = ("dense", "label", "codes", *(("time",) if columns.time else ()))
+        self.files = {name: open(folder / name, "wb") for name in names}  # noqa: SIM115 - closed by close()
 
     def append(self, block: Block) -> None:
         assert block.label is not None
         self.rows.append(block.rows)
         self.files["dense"].write(np.ascontiguousarray(block.dense, self.dense_dtype).data)
         self.files["label"].write(block.label.data)
+        if block.time is not None:
+            self.files["time"].write(np.ascontiguousarray(block.time).data)
         for coded, files in zip(block.categorical, self.categorical, strict=True):
             self.files["codes"].write(np.ascontiguousarray(coded.codes).data)
             files.append(coded, codes_elsewhere=True)
@@ -116,6 +119,10 @@ class Spool:
 
     def label(self, block: int) -> Array:
         return self._read("label", np.int32, self.starts[block], self.rows[block])
+
+    def time(self) -> Array:
+        """Of all rows."""
+        return np.fromfile(self.folder / "time", np.float64)
 
     def codes(self, block: int) -> Array:
         """(k, rows): the codes of all categorical columns."""

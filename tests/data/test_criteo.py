@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("pyarrow")
 from fastcross.data import DataError, prepare
+from fastcross.data.formats.lines import read_blocks
 from fastcross.data.generate import write_click_log
-from fastcross.data.lines import read_blocks
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def log(tmp_path):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Many blocks from a small file, so that what spans them is exercised."""
-    monkeypatch.setattr("fastcross.data.table.read_blocks", partial(read_blocks, block_bytes=50_000))
+    monkeypatch.setattr("fastcross.data.formats.text.read_blocks", partial(read_blocks, block_bytes=50_000))
 
 
 def everything(cache, part):

@@ -8,7 +8,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 from fastcross.data import DataError, prepare, read_for_prediction
-from fastcross.data.sources import detect_format
+from fastcross.data.formats import detect_format
 
 REAL = Path(os.environ.get("FASTCROSS_DATA", Path(__file__).parents[3] / "shared" / "data"))
 
@@ -29,9 +29,9 @@ def covertype_lines(rows, seed=0):
 @pytest.mark.parametrize("header", [False, True])
 def test_covertype(tmp_path, header):
     lines = list(covertype_lines(200))
-    from fastcross.data.datasets import COVERTYPE_FLAGS, COVERTYPE_NUMBERS
+    from fastcross.data.formats.covertype import FLAGS, NUMBERS
 
-    first = ",".join((*COVERTYPE_NUMBERS, *COVERTYPE_FLAGS, "Cover_Type")) + "\n" if header else ""
+    first = ",".join((*NUMBERS, *FLAGS, "Cover_Type")) + "\n" if header else ""
     (tmp_path / "covtype.csv").write_text(first + "\n".join(lines) + "\n")
     cache = prepare(tmp_path / "covtype.csv", tmp_path / "cache", split="time:1,0,0")
     assert cache.manifest["configuration"]["format"] == "covertype"

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastcross.data import Columns, DataError, prepare, read_for_prediction
-from fastcross.data.lines import read_blocks
+from fastcross.data.formats.lines import read_blocks
 
 N = 400
 
@@ -60,8 +60,8 @@ def everything(cache, part="train"):
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_declared_columns(tmp_path, csv_path, kind, monkeypatch):
-    monkeypatch.setattr("fastcross.data.table.read_blocks", partial(read_blocks, block_bytes=2000))
-    monkeypatch.setattr("fastcross.data.table.PARQUET_ROWS", 64)
+    monkeypatch.setattr("fastcross.data.formats.text.read_blocks", partial(read_blocks, block_bytes=2000))
+    monkeypatch.setattr("fastcross.data.formats.parquet.PARQUET_ROWS", 64)
     if kind == "parquet":
         pq.write_table(frame(), tmp_path / "table.parquet")
     cache = prepare(
@@ -125,7 +125,8 @@ def test_inferred_columns(tmp_path, csv_path):
     assert parquet.schema.bag_names == ("tags",)
     text = prepare(csv_path, tmp_path / "b", columns="label")
     assert text.schema.dense_names == ("age", "income")
-    assert text.schema.categorical_names == ("level", "city", "tags", "tag_weights")  # nothing says that they are lists
+    assert text.schema.categorical_names == ("level", "city")
+    assert text.schema.bag_names == ("tags", "tag_weights")  # the bars say that they are lists
 
 
 def test_classes(tmp_path):
@@ -180,7 +181,8 @@ def test_bad_tables(tmp_path, csv_path):
         ("x,y\n1,1\n", {"columns": {"label": "y", "dense": ["x", "w"]}}, "no column w"),
         ("x,y\n1,1\n", {"columns": {"label": "y", "colour": 1}}, "unknown key in columns: colour"),
         ("y\n1\n", {}, "no feature columns beside the label y"),
-        ("x,y\n1,3\n", {}, r"line 2: the label \(column y\) must be 0 or 1; got 3"),
+        ("x,y\n1,3\n", {}, r"the label \(column y\) is 3 in all 1 rows: there is nothing to tell apart"),
+        ("x,y\n1,3\n", {"columns": {"classes": ["0", "1"]}}, r"line 2: the label \(column y\) must be 0 or 1; got 3"),
     ]
     for text, arguments, message in cases:
         (tmp_path / "bad.csv").write_text(text)

@@ -7,14 +7,21 @@ value the transform gives to a count of none; a missing category is a category o
 
 from __future__ import annotations
 
-from fastcross.data.columns import Columns, Dialect, numbered
-from fastcross.data.table import TextTable
+from fastcross.data.columns import Columns, numbered
+from fastcross.data.formats.table import Head
+from fastcross.data.formats.text import Dialect, FixedText
 
 INTEGERS = numbered("I", 13)
 CATEGORIES = numbered("C", 26)
 
 
-def criteo_table() -> TextTable:
-    dialect = Dialect(names=("label", *INTEGERS, *CATEGORIES), delimiter="\t", quote=None)
-    columns = Columns("label", INTEGERS, CATEGORIES, (), transform="log", integers=True)
-    return TextTable(dialect, columns)
+def recognises(head: Head) -> bool:
+    return head.line.count("\t") in (38, 39) and not head.line.startswith(("label", "C1"))
+
+
+FORMAT = FixedText(
+    "criteo",
+    Dialect(names=("label", *INTEGERS, *CATEGORIES), delimiter="\t", quote=None),
+    Columns("label", INTEGERS, CATEGORIES, (), classes=("0", "1"), transform="log", integers=True),
+    recognises,
+)

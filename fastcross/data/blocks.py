@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from fastcross.data.columns import Columns
 from fastcross.data.errors import BadRow
 
 Array = npt.NDArray[Any]
+WEEKDAYS = pa.array(["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"])
 
 
 @dataclass(frozen=True)
@@ -35,34 +37,53 @@ class Block:
     label: Array | None  # (rows,) int32
     categorical: list[Coded]
     bags: list[Coded]
+    time: Array | None = None  # (rows,) float64, of the column that orders the rows
+    carried: pa.Array | None = None  # (rows,) strings of the column to carry along
+    skipped: list[int] = field(default_factory=list)  # rows that were left out, counted from 0 among all of the block
 
 
-def convert(table: pa.Table, columns: Columns, *, labelled: bool, trim: bool = False) -> Block:
+def to_block(
+    table: pa.Table, columns: Columns, *, labelled: bool, trim: bool = False, carry: str | None = None
+) -> Block:
     """Raises BadRow, or an Arrow error, where a row of the table does not fit the columns."""
     dense = np.empty((table.num_rows, len(columns.dense or ())))
     for i, (name, transform) in enumerate(zip(columns.dense or (), columns.transforms, strict=True)):
-        x = pc.cast(table[name], pa.float64(), safe=False).to_numpy()
+        x = _numbers(table[name], name)
         if not columns.integers and (np.abs(x) > np.finfo(np.float32).max).any():
             raise BadRow(f"column {name} must be finite; got {x[np.abs(x) > np.finfo(np.float32).max][0]}")
         dense[:, i] = np.copysign(np.log1p(np.abs(x)), x) if transform == "log" else x
+    categorical = [_coded(as_text(table[name]), trim) for name in columns.categorical or ()]
+    for name in columns.datetimes or ():
+        categorical += [_coded(part, trim=False) for part in _hour_and_weekday(table[name], name)]
     return Block(
         rows=table.num_rows,
         dense=dense,
         label=_label(table[columns.label], columns) if labelled and columns.label else None,
-        categorical=[_coded(_strings(table[name]), trim) for name in columns.categorical or ()],
+        categorical=categorical,
         bags=[_bag(table, name, columns, trim) for name in columns.bags or ()],
+        time=_time(table[columns.time], columns) if labelled and columns.time else None,
+        carried=pc.cast(as_text(table[carry]), pa.string()).combine_chunks() if carry else None,
     )
 
 
+def _numbers(column: pa.ChunkedArray, name: str) -> Array:
+    try:
+        return pc.cast(column, pa.float64(), safe=False).to_numpy()
+    except pa.ArrowInvalid:
+        value = next((value.as_py() for value in column if value.is_valid), None)
+        raise BadRow(f"column {name} must be a number; got {value!r}") from None
+
+
 def _label(column: pa.ChunkedArray, columns: Columns) -> Array:
-    coded = _coded(_strings(column), trim=True)
+    assert columns.classes is not None
+    coded = _coded(as_text(column), trim=True)
     ids = {name: i for i, name in enumerate(columns.classes)}
     ids |= {spelling: ids[name] for spelling, name in columns.aliases.items()}
-    numbers = {float(name): i for name, i in ids.items() if _is_number(name)}
+    numbers = {float(name): i for name, i in ids.items() if is_number(name)}
     lookup = np.zeros(len(coded.dictionary), np.int32)
     for i, value in enumerate(coded.dictionary.to_pylist()):
         found = ids.get(value) if value is not None else None
-        if found is None and value is not None and _is_number(value):
+        if found is None and value is not None and is_number(value):
             found = numbers.get(float(value))  # "1.0" or "1.000e+00" where a class is called "1"
         if found is None:
             allowed = " or ".join(columns.classes) if len(ids) < 20 else f"one of {len(ids)} classes"
@@ -79,12 +100,12 @@ def _coded(column: pa.ChunkedArray, trim: bool) -> Coded:
 
 
 def _bag(table: pa.Table, name: str, columns: Columns, trim: bool) -> Coded:
-    lists = _lists(table[name], columns.separator)
+    lists = _lists(table[name], columns.separator_of(name))
     counts = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int32)
-    coded = _coded(_strings(pc.list_flatten(lists)), trim)
+    coded = _coded(as_text(pc.list_flatten(lists)), trim)
     weights = None
     if name in columns.weights:
-        raw = _lists(table[columns.weights[name]], columns.separator)
+        raw = _lists(table[columns.weights[name]], columns.separator_of(name))
         if not np.array_equal(pc.fill_null(pc.list_value_length(raw), 0).to_numpy(), counts):
             raise BadRow(f"column {columns.weights[name]} must have a weight for each value of column {name}")
         weights = pc.cast(pc.list_flatten(raw), pa.float32()).to_numpy()
@@ -97,10 +118,45 @@ def _lists(column: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
     """A list column as it is; text split at the separator."""
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         return column
-    return pc.split_pattern(_strings(column), separator)
+    return pc.split_pattern(as_text(column), separator)
 
 
-def _strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _hour_and_weekday(column: pa.ChunkedArray, name: str) -> Iterator[pa.ChunkedArray]:
+    moment = _moments(column, name)
+    yield pc.cast(pc.hour(moment), pa.string())
+    yield pc.take(WEEKDAYS, pc.day_of_week(moment))
+
+
+def _time(column: pa.ChunkedArray, columns: Columns) -> Array:
+    assert columns.time is not None
+    if columns.time_as == "datetime":
+        column = pc.cast(_moments(column, columns.time), pa.int64())
+    time = _numbers(column, columns.time)
+    if np.isnan(time).any():
+        raise BadRow(f"the time (column {columns.time}) must be given; got nothing")
+    return time
+
+
+def _moments(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """Microseconds since 1970 in UTC, of a date, a date-time or a text in the manner of ISO 8601."""
+    if not (pa.types.is_temporal(column.type)):
+        column = as_text(column)
+        try:
+            return pc.cast(column, pa.timestamp("us"))
+        except pa.ArrowInvalid:
+            pass  # where the text names a zone, only the type with one takes it
+        try:
+            column = pc.cast(column, pa.timestamp("us", "UTC"))
+        except pa.ArrowInvalid:
+            value = next((value.as_py() for value in column if value.is_valid), "")
+            raise BadRow(
+                f"column {name} must be a date or a date-time as in 2024-01-31 12:30:00; got {value!r}"
+            ) from None
+    return pc.cast(column, pa.timestamp("us"), safe=False)
+
+
+def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Strings, or bytes that are checked to be strings later."""
     if pa.types.is_string(column.type) or pa.types.is_binary(column.type):
         return column
     if pa.types.is_dictionary(column.type):
@@ -108,7 +164,7 @@ def _strings(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.cast(column, pa.string())
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     try:
         float(text)
     except ValueError:

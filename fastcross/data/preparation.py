@@ -3,7 +3,7 @@
 The text is parsed once. Parsing (several threads) leaves codes into per-block dictionaries in a spool; then the
 number of rows is known, the rows are dealt to the parts, the vocabularies are counted on the training part, and the
 codes become ids. Memory holds a few blocks and one column's distinct values at a time, whatever the size of the
-input.
+input. (Only a label whose values are neither 0 and 1 nor another well-known pair takes a reading of its own.)
 
 The cache is built in a folder beside its final place and moved there when complete.
 """
@@ -15,27 +15,31 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from fastcross._version import __version__
-from fastcross.data.atomic import building, reusable
 from fastcross.data.cache import FORMAT_VERSION, Cache
 from fastcross.data.columns import Columns
-from fastcross.data.convert import Block
-from fastcross.data.encode import fit_ids, fit_standardisation, write_parts
 from fastcross.data.encoder import Encoder
 from fastcross.data.errors import DataError, Problems
-from fastcross.data.parallel import map_in_order
-from fastcross.data.sources import Source, detect_format, open_table, resolve_paths
+from fastcross.data.fit import fit_ids, fit_standardisation
+from fastcross.data.formats import detect_format, get_format
+from fastcross.data.formats.table import Table
+from fastcross.data.inputs import Source, read_in_order, resolve_paths
+from fastcross.data.kinds import Values
+from fastcross.data.labels import check_both, settle
 from fastcross.data.split import PARTS, Split, assign_parts
 from fastcross.data.spool import Spool
-from fastcross.data.table import Table
-from fastcross.files import write_checked_json
+from fastcross.data.write import write_parts
+from fastcross.files import building, write_checked_json
 
 Progress = Callable[[str, int, int], None]
 
@@ -50,6 +54,7 @@ def prepare(
     min_frequency: int = 10,
     hash_buckets: int | None = None,
     columns: Columns | str | dict[str, Any] | None = None,
+    time_column: str | None = None,
     on_error: str = "stop",
     progress: Progress | bool = False,
 ) -> Cache:
@@ -57,8 +62,9 @@ def prepare(
 
     A cache is reused when the inputs (sizes and times of change) and the arguments are those it was made with, and
     rebuilt otherwise. split: see Split.parse; columns: see Columns (csv and parquet; a string names the label
-    column); on_error: "stop" at the first bad row with a DataError, or "skip" and count them in manifest["skipped"];
-    progress: True, or a function of (stage, done, total).
+    column); time_column: orders the rows for a split by time where the file does not; on_error: "stop" at the first
+    bad row with a DataError, or "skip" and count them in manifest["skipped"]; progress: True, or a function of
+    (stage, done, total). What was inferred, and how the rows were divided, is in the cache's `report`.
     """
     paths, cache_path = resolve_paths(source), Path(cache_path)
     problems, division = Problems(on_error), Split.parse(split)
@@ -66,8 +72,12 @@ def prepare(
         raise ValueError(f"need min_frequency >= 0 and 1 <= hash_buckets < 2^31; got {min_frequency}, {hash_buckets}")
     if division.kind == "files" and len(paths) < 2:
         raise ValueError(f'split="files" needs at least two files; got {len(paths)}')
+    if time_column is not None and division.kind != "time":
+        raise ValueError(f'time_column orders the rows of split="time"; got split {str(division)!r}')
     format = detect_format(paths[0]) if format == "auto" else format
     declared = None if columns is None else Columns.make(columns)
+    if time_column is not None:
+        declared = replace(declared or Columns(), time=time_column)
     configuration = {
         "format": format,
         "split": str(division),
@@ -80,15 +90,22 @@ def prepare(
     inputs = [{"name": path.name, "size": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns} for path in paths]
     identity = [FORMAT_VERSION, [(i["size"], i["mtime_ns"]) for i in inputs], configuration]
     fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    if reusable(cache_path, fingerprint):
+    if _reusable(cache_path, fingerprint):
         return Cache.open(cache_path)
     report = progress if callable(progress) else _print_progress if progress else _no_progress
-    table = open_table(paths[0], format, declared)
+    table = get_format(format).open(paths[0], declared)
+    if table.columns.classes is None:
+        table = _settle_label(table, paths, report)
+    label = table.columns.label or ""
     started = time.time()
     with building(cache_path) as folder:
         spool = Spool(folder / "spool", table.columns)
         rows_of_files = _read_all(table, paths, spool, problems, report)
-        part = assign_parts(sum(rows_of_files), division, seed, rows_of_files)
+        times = spool.time() if table.columns.time else None
+        part = assign_parts(sum(rows_of_files), division, seed, rows_of_files, times)
+        counts = _count_classes(spool, part)
+        check_both(counts.sum(axis=0), table.columns.classes or (), label, "")
+        check_both(counts[0], table.columns.classes or (), label, " of the training part")
         report("count", 0, 1)
         categorical, bags = fit_ids(spool, part, min_frequency, hash_buckets)
         encoder = Encoder(format, table.columns, fit_standardisation(spool, part), categorical, bags)
@@ -104,7 +121,10 @@ def prepare(
             "schema": encoder.schema.to_dict(),
             "encoder": encoder.fingerprint,
             "sizes": dict(zip(PARTS, np.bincount(part, minlength=3).tolist(), strict=True)),
-            "skipped": {"rows": len(problems), "examples": problems.examples},
+            "label": {"column": label, "classes": encoder.classes, "rows": counts.tolist()},
+            "findings": [finding.to_dict() for finding in table.findings],
+            "split": division.describe(table.columns.time),
+            "skipped": {"rows": len(problems), "examples": problems.examples, "truncated": problems.truncated},
             "seconds": round(time.time() - started, 3),
             "files": {str(f.relative_to(folder)): f.stat().st_size for f in sorted(folder.rglob("*.*")) if f.is_file()},
         }
@@ -112,20 +132,40 @@ def prepare(
     return Cache.open(cache_path)
 
 
-def read_in_order(table: Table, path: Path, problems: Problems) -> Iterator[tuple[Block, int]]:
-    """The blocks of a file, parsed on several threads, in order, with the bytes of the file read so far."""
+def _reusable(path: Path, fingerprint: str) -> bool:
+    """Whether a cache of this fingerprint is there; refuses to replace a folder that is something else."""
+    if not path.exists():
+        return False
+    if not path.is_dir() or (any(path.iterdir()) and not (path / "manifest.json").exists()):
+        raise DataError(f"{path}: exists and is not a cache; name another folder, or remove it")
+    try:
+        Cache.open(path, fingerprint=fingerprint)
+    except DataError:
+        return False
+    return True
 
-    def parse(chunk: tuple[Any, int]) -> tuple[Block, Problems, int]:
-        found = Problems(problems.on_error)
-        return table.block(path, chunk[0], found), found, chunk[1]
 
-    stream = Problems("skip")  # a stream that breaks off is reported after the bad rows before it
-    for block, found, read_bytes in map_in_order(parse, table.chunks(path, stream)):
-        problems.extend(found)
-        yield block, read_bytes
-    if stream and problems.on_error == "stop":
-        raise DataError(stream.examples[0])
-    problems.extend(stream)
+def _settle_label(table: Table, paths: list[Path], report: Progress) -> Table:
+    """The table with the classes of its label, from a reading of that column alone."""
+    label = table.columns.label
+    assert label is not None
+    only = table.with_columns(Columns(categorical=(label,)), labelled=False)
+    counts: Counter[str] = Counter()
+    total, before = sum(path.stat().st_size for path in paths), 0
+    for path in paths:
+        for block, read_bytes in read_in_order(only, path, Problems("skip")):
+            (coded,) = block.categorical
+            times = np.bincount(coded.codes, minlength=len(coded.dictionary)).tolist()
+            for text, count in zip(coded.dictionary.to_pylist(), times, strict=True):
+                if text is not None:
+                    counts[text.strip()] += count
+            report("label", before + read_bytes, total)
+        before += path.stat().st_size
+    values = Values(pa.array(list(counts), pa.string()), np.array(list(counts.values())), counts.total())
+    settled = settle(values, label, whole=True)
+    assert settled is not None
+    aliases = table.columns.aliases | settled.aliases
+    return table.with_columns(replace(table.columns, classes=settled.classes, aliases=aliases), labelled=True)
 
 
 def _read_all(table: Table, paths: list[Path], spool: Spool, problems: Problems, report: Progress) -> list[int]:
@@ -147,6 +187,15 @@ def _read_all(table: Table, paths: list[Path], spool: Spool, problems: Problems,
         before += path.stat().st_size
     spool.close()
     return rows_of_files
+
+
+def _count_classes(spool: Spool, part: np.ndarray) -> np.ndarray:
+    """(parts, classes): the rows of each."""
+    size = len(spool.columns.classes or ())
+    counts = np.zeros(len(PARTS) * size, np.int64)
+    for i, rows in spool.blocks():
+        counts += np.bincount(part[rows] * np.int64(size) + spool.label(i), minlength=len(counts))
+    return counts.reshape(len(PARTS), size)
 
 
 def _no_progress(stage: str, done: int, total: int) -> None:

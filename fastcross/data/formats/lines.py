@@ -1,7 +1,8 @@
-"""Text files, plain or gzip, as blocks of whole lines that know where they come from."""
+"""Text files, plain or gzip, as blocks of whole lines (with quotes: of whole records) that know their place."""
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,26 +10,39 @@ from pathlib import Path
 from typing import IO
 
 from fastcross.data.errors import DataError, Problems
+from fastcross.data.formats.records import records, sound_cut
 
 BLOCK_BYTES = 16 << 20  # of text: large enough to amortise a parser call, small enough to hold a few in memory
 LONGEST_LINE = 64 << 20
 
 
 @dataclass(frozen=True)
+class Quoting:
+    """What it takes to find the records of a text whose values may be quoted."""
+
+    delimiter: bytes
+    quote: bytes
+    width: int
+
+
+@dataclass(frozen=True)
 class LineBlock:
-    """Whole lines of one file, each ended by a newline."""
+    """Whole lines or records of one file, each ended by a newline."""
 
     path: Path
     first_line: int  # its number in the file, from 1
     data: bytes
     read_bytes: int  # of the file (compressed) consumed so far, for a progress bar
+    ends: int | None  # line ends that end a record; None where quotes stand where they must not
 
 
 class _Broken(Exception):
     """A gzip stream that is damaged or ends early; everything before was delivered."""
 
 
-def read_blocks(path: Path, problems: Problems, block_bytes: int = BLOCK_BYTES) -> Iterator[LineBlock]:
+def read_blocks(
+    path: Path, problems: Problems, block_bytes: int = BLOCK_BYTES, quoting: Quoting | None = None
+) -> Iterator[LineBlock]:
     """The file's blocks in order. A gzip stream that breaks off is reported at the line where it does."""
     line, carry, broken = 1, b"", ""
     with open_binary(path) as raw:
@@ -43,17 +57,35 @@ def read_blocks(path: Path, problems: Problems, block_bytes: int = BLOCK_BYTES) 
             if not text:
                 break
             text = carry + text
-            cut = text.rfind(b"\n") + 1
+            cut, ends = _cut(text, quoting, final=False)
+            if len(text) - cut > LONGEST_LINE:
+                if b"\n" not in text[cut:]:
+                    at = line + text.count(b"\n", 0, cut)
+                    raise DataError(f"{path}, line {at}: no line end within {LONGEST_LINE >> 20} MiB; not a text table")
+                cut, ends = _cut(text, quoting, final=True)  # a quote was opened and never closed
             carry = text[cut:]
-            if len(carry) > LONGEST_LINE:
-                raise DataError(f"{path}, line {line}: no line end within {LONGEST_LINE >> 20} MiB; not a text table")
             if cut:
-                yield LineBlock(path, line, text[:cut], raw.tell())
+                yield LineBlock(path, line, text[:cut], raw.tell(), ends)
                 line += text.count(b"\n", 0, cut)
         if broken:  # the unfinished line goes with the lost rest
-            problems.add(path, line, f"the gzip stream is damaged or ends early ({broken}); all from here on is lost")
+            problems.truncate(path, line, broken)
         elif carry:
-            yield LineBlock(path, line, carry + b"\n", raw.tell())
+            carry += b"" if carry.endswith(b"\n") else b"\n"
+            cut, ends = _cut(carry, quoting, final=False)
+            yield LineBlock(path, line, carry, raw.tell(), ends if cut == len(carry) else None)
+
+
+def _cut(text: bytes, quoting: Quoting | None, *, final: bool) -> tuple[int, int | None]:
+    """Where the last whole record of a text ends, and LineBlock.ends."""
+    cut = text.rfind(b"\n") + 1
+    if quoting is None or quoting.quote not in text:
+        return cut, text.count(b"\n", 0, cut)
+    if not final and (found := sound_cut(text, quoting.delimiter, quoting.quote)) is not None:
+        return found
+    end = 0
+    for record in records(text[:cut], quoting.delimiter, quoting.quote, quoting.width, final=final):
+        end = record.end
+    return end, None
 
 
 def first_line(path: Path, skip: str = "") -> str:
@@ -100,7 +132,8 @@ def _texts(raw: IO[bytes], block_bytes: int) -> Iterator[bytes]:
         try:
             pieces.append(stream.decompress(data, block_bytes - size))
         except zlib.error as error:
-            broken = str(error)
+            size_of_file = os.fstat(raw.fileno()).st_size
+            broken = f"{error}; near byte {raw.tell() - len(data):,} of {size_of_file:,}"
             break
         data = stream.unused_data if stream.eof else stream.unconsumed_tail
         size += len(pieces[-1])

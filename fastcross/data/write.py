@@ -2,72 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from fastcross.data.arrays import ArrayWriter
-from fastcross.data.encoder import Ids, Standardisation
-from fastcross.data.parallel import WORKERS, map_in_order
+from fastcross.data.encoder import Standardisation
+from fastcross.data.parallel import map_in_order
 from fastcross.data.split import PARTS
-from fastcross.data.spool import CodedFiles, Spool
-from fastcross.data.vocabulary import MERGE_AT, Hashing, count_values
+from fastcross.data.spool import Spool
 
 Array = npt.NDArray[Any]
-
-
-def fit_standardisation(spool: Spool, part: Array) -> Standardisation:
-    """Over the training part, merging the moments of the blocks (Chan et al.)."""
-    standard = np.array([t == "standard" for t in spool.columns.transforms], bool)
-    count, mean, squares = np.zeros(len(standard)), np.zeros(len(standard)), np.zeros(len(standard))
-    for i, rows in spool.blocks() if standard.any() else ():
-        x = spool.dense(i)[part[rows] == 0]
-        n = (~np.isnan(x)).sum(axis=0)
-        m = np.nansum(x, axis=0) / np.maximum(n, 1)
-        delta, total = m - mean, np.maximum(count + n, 1)
-        squares += np.nansum((x - m) ** 2, axis=0) + delta**2 * count * n / total
-        mean += delta * n / total
-        count += n
-    deviation = np.sqrt(squares / np.maximum(count, 1))
-    scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation > 0)
-    return Standardisation(np.where(standard, mean, 0.0), np.where(standard, scale, 1.0))
-
-
-def fit_ids(
-    spool: Spool, part: Array, min_frequency: int, hash_buckets: int | None
-) -> tuple[tuple[Ids, ...], tuple[Ids, ...]]:
-    """The ids of the categorical columns and of the bags; those of the dictionary entries go to the spool."""
-    train = [part[rows] == 0 for _, rows in spool.blocks()]
-
-    def counted(files: CodedFiles, training_codes: Callable[[int], Array]) -> Iterator[tuple[pa.Array, Array]]:
-        for i, dictionary in enumerate(files.dictionaries()):
-            yield dictionary, np.bincount(training_codes(i), minlength=len(dictionary))
-
-    def fit(files: CodedFiles, training_codes: Callable[[int], Array]) -> Ids:
-        counts = counted(files, training_codes)
-        ids: Ids = Hashing(hash_buckets) if hash_buckets else count_values(counts, min_frequency)
-        files.save_ids(_ids_of_all(files, ids))
-        return ids
-
-    def fit_categorical(column: int) -> Ids:
-        return fit(spool.categorical[column], lambda i: spool.column_codes(column, i)[train[i]])
-
-    def fit_bag(column: int) -> Ids:
-        return fit(
-            spool.bags[column],
-            lambda i: spool.bag(column, i, "codes")[np.repeat(train[i], spool.bag(column, i, "counts"))],
-        )
-
-    with ThreadPoolExecutor(WORKERS) as pool:
-        categorical = pool.map(fit_categorical, range(len(spool.categorical)))
-        bags = pool.map(fit_bag, range(len(spool.bags)))
-        return tuple(categorical), tuple(bags)
 
 
 def write_parts(
@@ -117,7 +66,7 @@ def _writers(spool: Spool, part: Array, p: int, folder: Path, stack: ExitStack) 
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {
         "dense": ((n, len(columns.dense or ())), np.float32),
         "categorical": ((n, len(spool.categorical)), np.int32),
-        "label": ((n,), np.uint8 if len(columns.classes) <= 256 else np.int32),
+        "label": ((n,), np.uint8 if len(columns.classes or ()) <= 256 else np.int32),
     }
     for c, bag in enumerate(columns.bags or ()):
         values = sum(int(spool.bag(c, i, "counts")[part[rows] == p].sum()) for i, rows in spool.blocks())
@@ -132,15 +81,3 @@ def _writers(spool: Spool, part: Array, p: int, folder: Path, stack: ExitStack) 
         if name.endswith(".bounds"):
             writers[name].append(np.zeros(1, dtype))
     return writers
-
-
-def _ids_of_all(files: CodedFiles, known: Ids) -> Iterator[Array]:
-    """The ids of all dictionaries in the order of the blocks, looked up many blocks at a time."""
-    waiting: list[pa.Array] = []
-    for dictionary in files.dictionaries():
-        waiting.append(dictionary)
-        if sum(map(len, waiting)) > MERGE_AT:
-            yield known.ids(pa.concat_arrays(waiting))
-            waiting = []
-    if waiting:
-        yield known.ids(pa.concat_arrays(waiting))

@@ -1,0 +1,53 @@
+"""The input files that a user names, and their blocks in order."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterable, Iterator
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from fastcross.data.blocks import Block
+from fastcross.data.errors import DataError, Problems
+from fastcross.data.formats.lines import open_binary
+from fastcross.data.formats.table import Table
+from fastcross.data.parallel import map_in_order
+
+Source = str | PathLike[str] | Iterable[str | PathLike[str]]
+
+
+def resolve_paths(source: Source) -> list[Path]:
+    """The files of a path, a pattern (day_*.gz, in the order of their names), or a list of either."""
+    named = [source] if isinstance(source, str | PathLike) else list(source)
+    paths: list[Path] = []
+    for name in (fspath(path) for path in named):
+        found = sorted(glob.glob(name)) if glob.has_magic(name) and not Path(name).exists() else [name]
+        if not found:
+            raise DataError(f"{name}: no file matches")
+        paths += map(Path, found)
+    if not paths:
+        raise DataError("no input files")
+    for path in paths:
+        if path.is_dir():
+            raise DataError(f"{path}: a folder; name its files, for example {path}/*")
+        with open_binary(path) as file:
+            if not file.read(1):
+                raise DataError(f"{path}: the file is empty")
+    return paths
+
+
+def read_in_order(table: Table, path: Path, problems: Problems) -> Iterator[tuple[Block, int]]:
+    """The blocks of a file, parsed on several threads, in order, with the bytes of the file read so far."""
+
+    def parse(chunk: tuple[Any, int]) -> tuple[Block, Problems, int]:
+        found = Problems(problems.on_error)
+        return table.block(path, chunk[0], found), found, chunk[1]
+
+    stream = Problems("skip")  # a stream that breaks off is reported after the bad rows before it
+    for block, found, read_bytes in map_in_order(parse, table.chunks(path, stream)):
+        problems.extend(found)
+        yield block, read_bytes
+    if stream and problems.on_error == "stop":
+        raise DataError(stream.examples[0])
+    problems.extend(stream)

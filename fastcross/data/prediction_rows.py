@@ -1,0 +1,123 @@
+"""Rows to predict: read with the encoder of a run or a cache, labels absent or ignored unless asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from fastcross.batch import Bag, Batch
+from fastcross.data.blocks import Block
+from fastcross.data.cache import Cache
+from fastcross.data.encoder import Encoder
+from fastcross.data.errors import DataError, Problems
+from fastcross.data.formats import get_format
+from fastcross.data.inputs import Source, read_in_order, resolve_paths
+
+
+def read_for_prediction(
+    source: Source,
+    encoder: Encoder | Cache | str | PathLike[str],
+    *,
+    batch_size: int = 4096,
+    on_error: str = "stop",
+    labelled: bool = False,
+    id_column: str | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> PredictionRows:
+    """Batches of the rows of `source`, in the format the encoder was fitted on, with labels if `labelled`.
+
+    encoder: an Encoder, the folder of one, a cache, or the folder of one; id_column: a column to carry along, a feature
+    or not; progress: a function of (stage, done, total), in bytes of the files.
+    """
+    if not isinstance(encoder, Encoder | Cache):
+        path = Path(encoder)
+        encoder = Cache.open(path) if (path / "manifest.json").exists() else Encoder.load(path)
+    encoder = encoder.encoder if isinstance(encoder, Cache) else encoder
+    return PredictionRows(source, encoder, batch_size, on_error, labelled, id_column, progress)
+
+
+class PredictionRows:
+    """Iterates over batches of at most batch_size rows; afterwards its attributes say what was met.
+
+    rows: how many there were; unknown: per column, how many values were not in the vocabulary and became id 0;
+    problems: the bad rows that were skipped (on_error="skip"), with their lines, and files that break off;
+    skipped: their numbers among all rows of the files, counted from 0 without header and blank lines; numbers: those of
+    the rows that were read; ids: the texts of the id column. So prediction i is that of row numbers[i], called ids[i].
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        encoder: Encoder,
+        batch_size: int,
+        on_error: str,
+        labelled: bool = False,
+        id_column: str | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1; got {batch_size}")
+        self.paths, self.encoder, self.batch_size = resolve_paths(source), encoder, batch_size
+        self.labelled, self.id_column, self.progress = labelled, id_column, progress
+        self._reset(on_error)
+
+    def _reset(self, on_error: str) -> None:
+        self.rows = 0
+        schema = self.encoder.schema
+        self.unknown = dict.fromkeys((*schema.categorical_names, *schema.bag_names), 0)
+        self.problems = Problems(on_error)
+        self.skipped: list[int] = []
+        self._ids: list[pa.Array] = []
+
+    @property
+    def numbers(self) -> npt.NDArray[np.int64]:
+        """The number of each row that was read, among all rows."""
+        return np.delete(np.arange(self.rows + len(self.skipped)), self.skipped)
+
+    @property
+    def ids(self) -> list[str | None]:
+        return [text for array in self._ids for text in array.to_pylist()]
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._reset(self.problems.on_error)
+        columns, format = self.encoder.columns, get_format(self.encoder.format)
+        total, before = sum(path.stat().st_size for path in self.paths), 0
+        for path in self.paths:
+            rows = self.rows
+            table = format.open_for_prediction(path, columns, self.labelled, self.id_column)
+            for block, read_bytes in read_in_order(table, path, self.problems):
+                yield from self._batches(block)
+                if self.progress:
+                    self.progress("predict", before + read_bytes, total)
+            if self.rows == rows:
+                raise DataError(f"{path}: no rows" + (f"; {self.problems}" if self.problems else ""))
+            before += path.stat().st_size
+
+    def _batches(self, block: Block) -> Iterator[Batch]:
+        first = self.rows + len(self.skipped)
+        self.skipped += [first + i for i in block.skipped]
+        self.rows += block.rows
+        if block.carried is not None:
+            self._ids.append(block.carried)
+        batch, unknown = self.encoder.encode(block)
+        for name, count in unknown.items():
+            self.unknown[name] += count
+        for lo in range(0, block.rows, self.batch_size):
+            yield _slice(batch, lo, min(lo + self.batch_size, block.rows))
+
+
+def _slice(batch: Batch, lo: int, hi: int) -> Batch:
+    """Rows lo ... hi - 1."""
+    bags = []
+    for bag in batch.bags:
+        first = int(bag.offsets[lo])
+        values = slice(first, int(bag.offsets[hi]) if hi < len(batch) else len(bag.values))
+        weights = None if bag.weights is None else bag.weights[values]
+        bags.append(Bag(bag.values[values], bag.offsets[lo:hi] - first, weights))
+    label = None if batch.label is None else batch.label[lo:hi]
+    return Batch(batch.dense[lo:hi], batch.categorical[lo:hi], tuple(bags), label)
