@@ -1,6 +1,6 @@
 """The columnar cache on disk: memory-mapped arrays, sliced into batches without per-row Python.
 
-    manifest.json                what made the cache: inputs, configuration, schema, sizes, what was skipped
+    manifest.json                what made the cache: inputs, configuration, schema, sizes, checksums, what was skipped
     train|validation|test/       dense.npy (N, num_dense) float32, categorical.npy (N, k) int32, label.npy (N,),
                                  bag<i>.values.npy, bag<i>.bounds.npy (N + 1,), bag<i>.weights.npy
     encoder/                     what turned rows into these arrays, and will do so with rows to predict: encoder.py
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -22,9 +23,10 @@ import numpy.typing as npt
 import torch
 
 from fastcross.batch import Bag, Batch, Schema
-from fastcross.data.arrays import gather_ragged, open_array
+from fastcross.data.arrays import check_content, check_size, gather_ragged, open_array
 from fastcross.data.errors import DataError
 from fastcross.data.order import RowOrder
+from fastcross.data.parallel import WORKERS
 from fastcross.data.report import describe
 from fastcross.data.split import PARTS
 from fastcross.files import read_checked_json
@@ -66,11 +68,16 @@ class Cache:
                 f"{path}: the cache was made from other data or with another configuration; "
                 f"expected fingerprint {fingerprint[:12]}, got {manifest['fingerprint'][:12]} ({made_with})"
             )
-        for name, size in manifest["files"].items():
-            found = (path / name).stat().st_size if (path / name).exists() else "no such file"
-            if found != size:
-                raise DataError(f"{path / name}: the cache is damaged; expected {size} bytes, got {found}")
+        for name, written in manifest["files"].items():
+            check_size(path / name, written)
         return cls(path, manifest)
+
+    def verify(self) -> None:
+        """Read every file and raise DataError, which names it, at the first that is damaged. (What is used is always
+        checked before; this is for those who want to know now.)"""
+        for part in PARTS:
+            self._arrays(part)
+        _ = self.encoder
 
     @property
     def report(self) -> str:
@@ -81,7 +88,9 @@ class Cache:
     def encoder(self) -> Encoder:
         from fastcross.data.encoder import Encoder  # needs pyarrow, which batches do not
 
-        return Encoder.load(self.path / "encoder")
+        encoder = Encoder.load(self.path / "encoder")
+        self.check_encoder(encoder.fingerprint)
+        return encoder
 
     def check_encoder(self, fingerprint: str) -> None:
         """Raise DataError unless the cache was made with the encoder of this fingerprint: ids and numbers of another
@@ -131,7 +140,11 @@ class Cache:
 
     def _arrays(self, part: str) -> dict[str, Array]:
         if part not in self._parts:
-            self._parts[part] = {file.stem: open_array(file) for file in (self.path / part).glob("*.npy")}
+            files = {self.path / name: written for name, written in self.manifest["files"].items()}
+            of_part = {file: written for file, written in files.items() if file.parent.name == part}
+            with ThreadPoolExecutor(WORKERS) as pool:
+                list(pool.map(check_content, of_part, of_part.values()))
+            self._parts[part] = {file.stem: open_array(file) for file in of_part}
         return self._parts[part]
 
     def _batch(self, part: str, rows: slice | Array) -> Batch:

@@ -90,8 +90,8 @@ def prepare(
     inputs = [{"name": path.name, "size": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns} for path in paths]
     identity = [FORMAT_VERSION, [(i["size"], i["mtime_ns"]) for i in inputs], configuration]
     fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    if _reusable(cache_path, fingerprint):
-        return Cache.open(cache_path)
+    if (cache := _reusable(cache_path, fingerprint)) is not None:
+        return cache
     report = progress if callable(progress) else _print_progress if progress else _no_progress
     table = get_format(format).open(paths[0], declared)
     if table.columns.classes is None:
@@ -109,7 +109,7 @@ def prepare(
         report("count", 0, 1)
         categorical, bags = fit_ids(spool, part, min_frequency, hash_buckets)
         encoder = Encoder(format, table.columns, fit_standardisation(spool, part), categorical, bags)
-        write_parts(spool, part, encoder.standardise, folder, report)
+        files = write_parts(spool, part, encoder.standardise, folder, report)
         shutil.rmtree(spool.folder)
         encoder.save(folder / "encoder")
         manifest = {
@@ -126,23 +126,24 @@ def prepare(
             "split": division.describe(table.columns.time),
             "skipped": {"rows": len(problems), "examples": problems.examples, "truncated": problems.truncated},
             "seconds": round(time.time() - started, 3),
-            "files": {str(f.relative_to(folder)): f.stat().st_size for f in sorted(folder.rglob("*.*")) if f.is_file()},
+            "files": files,
         }
         write_checked_json(folder / "manifest.json", manifest)
     return Cache.open(cache_path)
 
 
-def _reusable(path: Path, fingerprint: str) -> bool:
-    """Whether a cache of this fingerprint is there; refuses to replace a folder that is something else."""
+def _reusable(path: Path, fingerprint: str) -> Cache | None:
+    """The cache of this fingerprint, if it is there and sound; refuses to replace a folder that is something else."""
     if not path.exists():
-        return False
+        return None
     if not path.is_dir() or (any(path.iterdir()) and not (path / "manifest.json").exists()):
         raise DataError(f"{path}: exists and is not a cache; name another folder, or remove it")
     try:
-        Cache.open(path, fingerprint=fingerprint)
+        cache = Cache.open(path, fingerprint=fingerprint)
+        cache.verify()
     except DataError:
-        return False
-    return True
+        return None
+    return cache
 
 
 def _settle_label(table: Table, paths: list[Path], report: Progress) -> Table:

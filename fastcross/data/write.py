@@ -21,8 +21,8 @@ Array = npt.NDArray[Any]
 
 def write_parts(
     spool: Spool, part: Array, standardise: Standardisation, folder: Path, progress: Callable[[str, int, int], None]
-) -> None:
-    """Encode every block and append its rows to their parts."""
+) -> dict[str, dict[str, int]]:
+    """Encode every block and append its rows to their parts; returns size and checksum of each file."""
 
     def encode(block: tuple[int, slice]) -> list[dict[str, Array]]:
         i, rows = block
@@ -57,6 +57,11 @@ def write_parts(
             progress("write", done, len(part))
         for writer in (writer for of_part in writers for writer in of_part.values()):
             assert writer.rows == writer.shape[0], (writer.rows, writer.shape)
+        return {
+            f"{part_name}/{name}.npy": {"bytes": writer.bytes, "crc32": writer.crc32}
+            for part_name, of_part in zip(PARTS, writers, strict=True)
+            for name, writer in of_part.items()
+        }
 
 
 def _writers(spool: Spool, part: Array, p: int, folder: Path, stack: ExitStack) -> dict[str, ArrayWriter]:

@@ -1,6 +1,5 @@
 """The encoder: saved and loaded, known by its content, and every damaged byte noticed."""
 
-import json
 import shutil
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 import torch
 
 pytest.importorskip("pyarrow")
-from fastcross.data import Cache, DataError, Encoder, prepare, read_for_prediction
+from fastcross.data import DataError, Encoder, prepare, read_for_prediction
 
 COLUMNS = {"label": "y", "dense": ["x"], "categorical": ["city"], "bags": ["tags"]}
 
@@ -104,12 +103,3 @@ def test_encoders_of_other_versions_are_named(cache):
     write_checked_json(path, read_checked_json(path) | {"encoder_version": 77})
     with pytest.raises(DataError, match="encoder version 77"):
         Encoder.load(path.parent)
-
-
-def test_the_manifest_checks_itself(cache):
-    file = cache.path / "manifest.json"
-    manifest = json.loads(file.read_text())
-    manifest["sizes"]["train"] -= 1
-    file.write_text(json.dumps(manifest, indent=1) + "\n")
-    with pytest.raises(DataError, match=r"manifest\.json: the file is damaged"):
-        Cache.open(cache.path)
