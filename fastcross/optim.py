@@ -262,7 +262,7 @@ def _by_backend(tables: list[Tensor]) -> list[tuple[ModuleType, list[int]]]:
     for i, table in enumerate(tables):
         backend = backends.choose("auto", table.device, table.dtype) if table.is_contiguous() else "torch"
         groups.setdefault((backend, table.dtype), []).append(i)
-    return [(backends.kernels("embedding", backend), chosen) for (backend, _), chosen in groups.items()]
+    return [(backends.kernels("row_updates", backend), chosen) for (backend, _), chosen in groups.items()]
 
 
 def _pick(chosen: list[int], *lists: list[Any]) -> list[list[Any]]:

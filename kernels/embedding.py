@@ -1,33 +1,211 @@
 """Embedding rows in PyTorch's own operators, for any device and dtype; kernels/cpu/embedding.py has the same functions.
 
-adam_rows   Adam on the rows that a gradient names, moments included
-sgd_rows    gradient descent on them
+    embedding_stack_fwd   x0 = [table_k[ids[m, k]] …, Σ_n coefficient_n table[values_n] …, dense]     (eq. 1 and 2)
+    embedding_stack_bwd   for each table its distinct ids, ascending, and Σ dx0 over the rows m that share one
+    weights_bwd           the gradient of a bag's weights
+
+The tables are those of the single-valued features, then those of the bags. Sums over the rows that share an id run in
+float32 for half precision. Ids and offsets are checked where that does not wait for a device: on the CPU. The backward
+functions can themselves be differentiated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from fastcross.kernels.rows import accumulation_dtype
 
-def adam_rows(
+# Rows of x0 start on a boundary of this many elements: 64 bytes in float32, a cache line and the widest load.
+ALIGNMENT = 16
+
+Rows = tuple[Tensor, Tensor]  # of a table: distinct ids, ascending, and a row of numbers for each
+
+
+def embedding_stack(
+    dense: Tensor,
+    ids: Tensor,
+    values: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    weights: Sequence[Tensor | None],
     tables: Sequence[Tensor],
-    moments: Sequence[tuple[Tensor, Tensor]],
-    gradients: Sequence[tuple[Tensor, Tensor]],
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    step: int,
-) -> None:
-    """Adam's step number ``step`` on the rows of each (rows, gradients); other rows and their moments stay the same."""
-    for table, (first, second), (rows, g) in zip(tables, moments, gradients, strict=True):
-        m = first[rows].lerp_(g, 1 - betas[0])
-        v = second[rows].lerp_(g.square(), 1 - betas[1])
-        first[rows], second[rows] = m, v
-        denominator = v.sqrt_().div_((1 - betas[1] ** step) ** 0.5).add_(eps)
-        table[rows] -= (lr / (1 - betas[0] ** step)) * m / denominator
+    pooling: str,
+) -> Tensor:
+    """x0 in operators that PyTorch differentiates, transforms and exports; nothing is checked."""
+    K = ids.shape[1]
+    single = [F.embedding(ids[:, k], tables[k]) for k in range(K)]
+    bags = zip(tables[K:], values, offsets, weights, strict=True)
+    pooled = [_pool(table, value, offset, weight, pooling) for table, value, offset, weight in bags]
+    return torch.cat((*single, *pooled, dense.to(x0_dtype(dense, tables))), dim=1)
 
 
-def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[tuple[Tensor, Tensor]], lr: float) -> None:
-    """w -= lr g on the rows of each (rows, gradients)."""
-    for table, (rows, g) in zip(tables, gradients, strict=True):
-        table[rows] -= lr * g
+def _pool(table: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None, pooling: str) -> Tensor:
+    if weights is None:
+        return F.embedding_bag(values, table, offsets, mode=pooling)
+    weights = weights.to(table.dtype)
+    total = F.embedding_bag(values, table, offsets, mode="sum", per_sample_weights=weights)
+    if pooling == "sum":
+        return total
+    ones = table.new_ones((1, 1))
+    weight = F.embedding_bag(torch.zeros_like(values), ones, offsets, mode="sum", per_sample_weights=weights)
+    return total * _inverse(weight)
+
+
+def embedding_stack_fwd(
+    dense: Tensor,
+    ids: Tensor,
+    values: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    weights: Sequence[Tensor | None],
+    tables: Sequence[Tensor],
+    pooling: str,
+) -> Tensor:
+    check_ids(ids, values, [table.shape[0] for table in tables])
+    check_offsets(values, offsets, ids.shape[1])
+    x0, K = empty_x0(dense, tables), ids.shape[1]
+    columns = x0[:, : x0.shape[1] - dense.shape[1]].split([table.shape[1] for table in tables], 1)
+    for k in range(K):
+        columns[k].copy_(tables[k][ids[:, k]])
+    for k, bag in enumerate(zip(values, offsets, weights, strict=True), start=K):
+        dtype = accumulation_dtype(tables[k])
+        rows = tables[k][bag[0]].to(dtype) * pooling_coefficients(*bag, pooling, dtype).unsqueeze(1)
+        pooled = rows.new_zeros(columns[k].shape)
+        columns[k].copy_(pooled.index_add_(0, row_of_value(bag[0], bag[1]), rows))
+    x0[:, x0.shape[1] - dense.shape[1] :] = dense
+    return x0
+
+
+def embedding_stack_bwd(
+    dx0: Tensor,
+    ids: Tensor,
+    values: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    coefficients: Sequence[Tensor],
+    sizes: Sequence[int],
+    needs: Sequence[bool],
+) -> list[Tensor]:
+    """Ids and gradients in turn, for each table; ``sizes`` are the height and width of each. Empty if not needed."""
+    result: list[Tensor] = []
+    columns = dx0[:, : sum(sizes[1::2])].split(list(sizes[1::2]), 1)
+    for k, g in enumerate(columns):
+        if not needs[k]:
+            result += [ids.new_empty(0), dx0.new_empty(0)]
+        elif k < ids.shape[1]:
+            result += sum_rows(ids[:, k], g, sizes[2 * k])
+        else:
+            bag = values[k - ids.shape[1]], offsets[k - ids.shape[1]], coefficients[k - ids.shape[1]]
+            result += sum_bag(*bag, g, sizes[2 * k])
+    return result
+
+
+def sum_bag(values: Tensor, offsets: Tensor, coefficients: Tensor, g: Tensor, height: int) -> Rows:
+    """A bag's distinct ids, and coefficient_n g summed over the values n that share one, g being that of n's row."""
+    return sum_rows(values, g[row_of_value(values, offsets)] * coefficients.to(g.dtype).unsqueeze(1), height)
+
+
+def sum_rows(ids: Tensor, g: Tensor, height: int) -> Rows:
+    """The distinct ids, and the rows of g summed over each."""
+    # A copy, because PyTorch's sparse operators overrun a single row that is a view of a wider one.
+    g = g.to(accumulation_dtype(g), memory_format=torch.contiguous_format, copy=True)
+    total = torch.sparse_coo_tensor(ids.unsqueeze(0), g, (height, g.shape[1]), check_invariants=False).coalesce()
+    return total.indices()[0], total.values()
+
+
+def weights_bwd(g: Tensor, table: Tensor, values: Tensor, offsets: Tensor, weights: Tensor, pooling: str) -> Tensor:
+    """The gradient of a bag's weights, g being that of the bag's columns of x0.
+
+    For "sum" that of weight n is g·row_n, for "mean" (g·row_n - Σ_m coefficient_m g·row_m) / Σ_m weight_m.
+    """
+    dtype, row = accumulation_dtype(g, weights), row_of_value(values, offsets)
+    dots = (g[row].to(dtype) * table[values].to(dtype)).sum(1)
+    if pooling == "mean":
+        nothing = dots.new_zeros(offsets.shape)
+        inverse = _inverse(nothing.index_add(0, row, weights.to(dtype)))
+        dots = (dots - (nothing.index_add(0, row, weights * dots) * inverse)[row]) * inverse[row]
+    return dots.to(weights.dtype)
+
+
+def in_dense_form(rows_of: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
+    """An ``embedding_stack_bwd`` as one that returns a gradient of each table's own size; empty if it is not needed."""
+
+    def embedding_stack_bwd_dense(*operands: Any) -> list[Tensor]:
+        *_, sizes, needs = operands
+        rows, result = rows_of(*operands), []
+        for k, needed in enumerate(needs):
+            distinct, g = rows[2 * k], rows[2 * k + 1]
+            size = (sizes[2 * k], sizes[2 * k + 1])
+            result.append(g.new_zeros(size).index_copy_(0, distinct, g) if needed else g)
+        return result
+
+    return embedding_stack_bwd_dense
+
+
+embedding_stack_bwd_dense = in_dense_form(embedding_stack_bwd)
+
+
+def x0_dtype(dense: Tensor, tables: Sequence[Tensor]) -> torch.dtype:
+    """The dtype that all tables can be promoted to; that of dense where there are none."""
+    dtype = tables[0].dtype if tables else dense.dtype
+    for table in tables:
+        if table.dtype != dtype:
+            dtype = torch.promote_types(dtype, table.dtype)
+    return dtype
+
+
+def empty_x0(dense: Tensor, tables: Sequence[Tensor]) -> Tensor:
+    """(B, d), with rows padded to a multiple of ``ALIGNMENT`` elements."""
+    rows, d = dense.shape[0], sum(table.shape[1] for table in tables) + dense.shape[1]
+    return dense.new_empty((rows, -(-d // ALIGNMENT) * ALIGNMENT), dtype=x0_dtype(dense, tables))[:, :d]
+
+
+def row_of_value(values: Tensor, offsets: Tensor) -> Tensor:
+    """(n,): the row of the batch each value belongs to."""
+    positions = torch.arange(values.shape[0], device=offsets.device)
+    return torch.searchsorted(offsets, positions, right=True) - 1
+
+
+def pooling_coefficients(
+    values: Tensor, offsets: Tensor, weights: Tensor | None, pooling: str, dtype: torch.dtype
+) -> Tensor:
+    """(n,): what each value's row is multiplied with before the sum; for "mean" the weights of a row sum to 1."""
+    weights = values.new_ones(values.shape, dtype=dtype) if weights is None else weights.to(dtype)
+    if pooling == "sum":
+        return weights
+    row = row_of_value(values, offsets)
+    return weights * _inverse(weights.new_zeros(offsets.shape).index_add(0, row, weights))[row]
+
+
+def _inverse(total: Tensor) -> Tensor:
+    """1 / total, and 0 for a total of 0; its derivative is finite everywhere."""
+    return torch.where(total == 0, 0, 1 / torch.where(total == 0, 1, total))
+
+
+def check_ids(ids: Tensor, values: Sequence[Tensor], heights: Sequence[int]) -> None:
+    """Raises for the first id outside its table."""
+    if ids.device.type != "cpu":
+        return
+    single = [(k, ids[:, k], "row") for k in range(ids.shape[1])]
+    for k, each, place in (*single, *((k, v, "value") for k, v in enumerate(values, start=ids.shape[1]))):
+        bad = ((each < 0) | (each >= heights[k])).nonzero()
+        if len(bad):
+            raise out_of_range(k, int(each[bad[0]]), heights[k], f"{place} {int(bad[0])}")
+
+
+def out_of_range(k: int, found: int, height: int, where: str) -> ValueError:
+    return ValueError(f"feature {k} has {height} ids, 0 to {height - 1}; got id {found} in {where}")
+
+
+def check_offsets(values: Sequence[Tensor], offsets: Sequence[Tensor], K: int) -> None:
+    """Raises for the first offset that no row can begin at; bags are numbered from K."""
+    for k, (value, offset) in enumerate(zip(values, offsets, strict=True), start=K):
+        n = value.shape[0]
+        if offset.device.type != "cpu" or (n == 0 and offset.shape[0] == 0):
+            continue
+        before = F.pad(offset, (1, 0))  # the first offset must be 0, every other at least the one before it
+        bad = ((offset < before[:-1]) | (offset > n)).nonzero() if len(offset) else [0]
+        if len(bad) or offset[0] != 0:
+            m = int(bad[0]) if len(bad) else 0
+            found = f"{int(offset[m])} in row {m}" if len(offset) else "none"
+            raise ValueError(f"feature {k}'s offsets must start at 0 and rise to at most {n}; got {found}")

@@ -16,7 +16,8 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from fastcross.batch import Bag
 from fastcross.distributed.internals import Shard, ShardedTensor, ShardedTensorMetadata, ShardMetadata, sharded_tensor
 from fastcross.distributed.process_group import ProcessGroup
-from fastcross.layers.embedding import Bags, EmbeddingStack, check_ids, check_offsets, pooling_coefficients
+from fastcross.layers.embedding import EmbeddingStack
+from fastcross.ops.embedding import Bags, as_bags, check_ids, pooling_coefficients
 from fastcross.training.config import SHARDINGS
 
 WIDTH = 4  # fbgemm's tables are a multiple of this wide; the columns beyond n_e are 0 and stay so
@@ -52,10 +53,9 @@ class EmbeddingTables(nn.Module):
     def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
         """(B, num_dense), (B, k) ids and a bag for each multi-valued feature -> x0, (B, d)."""
         (stack,) = self._stack
-        given = [Bag(*bag) if isinstance(bag, tuple) else bag for bag in bags]
+        given = as_bags(bags)
         stack.check(dense, categorical, given)
-        check_offsets(stack, given)
-        check_ids(stack, categorical, given)
+        check_ids(categorical, given, stack.cardinalities)
         pooled = self.collection(self._jagged(categorical.long(), given)).to_dict()
         rows = dense.shape[0]
         single = [pooled[f][:rows, :dim] for f, dim in zip(self.features, self.dims, strict=True)]

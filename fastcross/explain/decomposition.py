@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcross.batch import Batch
-from fastcross.layers.embedding import pooling_coefficients
 from fastcross.models.dcn import DCN
+from fastcross.ops.embedding import pooling_coefficients
 
 
 class CrossLogit:

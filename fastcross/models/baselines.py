@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastcross.layers.embedding import Bags, EmbeddingStack
+from fastcross.layers.embedding import EmbeddingStack
 from fastcross.models.dcn import DCN, DCNConfig, Model, ModelConfig, make_embedding
+from fastcross.ops.embedding import Bags
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcross.layers.cross import CrossNetwork
-from fastcross.layers.embedding import Bags, EmbeddingStack
+from fastcross.layers.embedding import EmbeddingStack
 from fastcross.ops import backends, cross_logits
+from fastcross.ops.embedding import Bags
 
 
 @dataclass(frozen=True)

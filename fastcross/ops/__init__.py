@@ -3,5 +3,6 @@
 from fastcross.ops.cross_layer import cross_layer
 from fastcross.ops.cross_logits import cross_logits
 from fastcross.ops.cross_network import cross_network
+from fastcross.ops.embedding import embedding_stack
 
-__all__ = ["cross_layer", "cross_logits", "cross_network"]
+__all__ = ["cross_layer", "cross_logits", "cross_network", "embedding_stack"]

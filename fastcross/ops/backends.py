@@ -23,9 +23,13 @@ _KERNELS = {
     ("cross_layer", "triton"): "fastcross.kernels.gpu.launchers",
     ("cross_network", "triton"): "fastcross.kernels.gpu.launchers",
     ("cross_logits", "triton"): "fastcross.kernels.gpu.launchers",
-    ("embedding", "numba"): "fastcross.kernels.cpu.embedding",
-    ("embedding", "triton"): "fastcross.kernels.embedding",
-    ("embedding", "torch"): "fastcross.kernels.embedding",
+    ("embedding_stack", "numba"): "fastcross.kernels.cpu.embedding",
+    ("embedding_stack", "triton"): "fastcross.kernels.embedding",
+    ("embedding_stack", "torch"): "fastcross.kernels.embedding",
+    ("embedding_stack", "reference"): "fastcross.kernels.embedding",
+    ("row_updates", "numba"): "fastcross.kernels.cpu.row_updates",
+    ("row_updates", "triton"): "fastcross.kernels.row_updates",
+    ("row_updates", "torch"): "fastcross.kernels.row_updates",
 }
 
 

@@ -52,6 +52,15 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 
+def is_transformed() -> bool:
+    """Whether operators are exported, traced or transformed by functorch now, who know PyTorch's own only."""
+    return (
+        torch.compiler.is_exporting()
+        or torch.jit.is_tracing()
+        or (not torch.compiler.is_compiling() and (transforms_are_active() or tangents_are_tracked()))
+    )
+
+
 def may_call_kernels(args: tuple[Any, ...]) -> bool:
     """Whether an operator may be skipped for its kernel: nothing observes or transforms PyTorch's operators now."""
     return not (
@@ -61,6 +70,7 @@ def may_call_kernels(args: tuple[Any, ...]) -> bool:
         or torch.jit.is_tracing()
         or is_profiling()
         or not all(_is_plain(t) for t in args if isinstance(t, Tensor))
+        or not all(_is_plain(t) for each in args if isinstance(each, list) for t in each if isinstance(t, Tensor))
     )
 
 

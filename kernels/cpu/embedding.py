@@ -1,13 +1,11 @@
-"""Embedding rows on the CPU: gather them into x0, sum their gradients, update them; one launch for all tables.
+"""Embedding rows on the CPU: gather them into x0, sum their gradients; one launch for all tables.
 
-    stack_fwd   x0[m, columns of table k] = table_k[ids[m, k]]                      (eq. 1 and 2)
-    pool_fwd    x0[m, columns of a bag]   = Σ_n coefficient_n table[values_n]       over the values n of row m
-    stack_bwd   for each table its distinct ids, ascending, and Σ dx0 over the rows m that share one
-    adam_rows   Adam on the rows those ids name, moments included
-    sgd_rows    gradient descent on them
+    embedding_stack_fwd   x0[m, columns of table k] = table_k[ids[m, k]]                      (eq. 1 and 2)
+                          x0[m, columns of a bag]   = Σ_n coefficient_n table[values_n]       over the values n of row m
+    embedding_stack_bwd   for each table its distinct ids, ascending, and Σ dx0 over the rows m that share one
 
 Each table is a tensor of its own, with its own width, so the kernels take arrays of addresses. Only rows named in the
-batch are read or written, however high the tables are; the next row is prefetched while one is copied, because nearly
+batch are read, however high the tables are; the next row is prefetched while one is copied, because nearly
 every row is a cache miss. Every element is summed by one thread in the order of the batch, after a stable radix sort:
 bit-identical from run to run. Ids are checked as they are read.
 """
@@ -17,23 +15,23 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import carray, njit
+from numba import njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
 from fastcross.kernels.cpu.threads import run as run_on_threads
+from fastcross.kernels.embedding import (
+    check_offsets,
+    empty_x0,
+    in_dense_form,
+    out_of_range,
+    pooling_coefficients,
+    sum_bag,
+)
 
 _RADIX_BITS = 11  # 2048 counters fit the L1 cache, and two passes sort a vocabulary of 4 million
 _WORK_PER_THREAD = 1 << 16  # elements; fewer are copied before a second thread has woken up
-
-
-@intrinsic
-def _pointer(typing_context, address):
-    def generate(context, builder, signature, args):
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), generate
 
 
 @intrinsic
@@ -162,10 +160,10 @@ def _stack_bwd_kernel(start, stop, heights, widths, columns, ids, dx0, stride_dx
         counts[k] = last + 1
 
 
-def stack_bwd(tables: Sequence[Tensor], ids: Tensor, dx0: Tensor) -> list[tuple[Tensor, Tensor]]:
-    """For each table (rows, gradients): its distinct ids in ascending order, and dx0 summed over each."""
+def stack_bwd(sizes: Sequence[int], ids: Tensor, dx0: Tensor) -> list[Tensor]:
+    """For each table its distinct ids in ascending order, and dx0 summed over each; ``sizes``: heights and widths."""
     M, K = ids.shape
-    _, heights, widths = _describe(tables)
+    heights, widths = (np.array(sizes[i : 2 * K : 2], np.int64) for i in (0, 1))
     columns = np.cumsum(widths) - widths
     rows, counts = torch.empty((K, M), dtype=torch.int64), np.empty(K, np.int64)
     # One buffer for all gradients: M rows for each table, of which the first `count` are used.
@@ -173,101 +171,61 @@ def stack_bwd(tables: Sequence[Tensor], ids: Tensor, dx0: Tensor) -> list[tuple[
     results = rows.numpy(), gradients.numpy(), counts
     operands = heights, widths, columns, ids.numpy(), _flat(dx0).numpy(), dx0.stride(0), *results
     _run_chunks(_stack_bwd_kernel, K, dx0.numel(), operands)
-    return [
-        (rows[k, :count], gradients[M * column : M * column + count * width].view(count, width))
-        for k, (count, column, width) in enumerate(zip(counts.tolist(), columns.tolist(), widths.tolist(), strict=True))
-    ]
+    found: list[Tensor] = []
+    for k, (count, column, width) in enumerate(zip(counts.tolist(), columns.tolist(), widths.tolist(), strict=True)):
+        found += [rows[k, :count], gradients[M * column : M * column + count * width].view(count, width)]
+    return found
 
 
-@_compile
-def _adam_rows_kernel(
-    start,
-    stop,
-    total,
-    w_ptr,
-    first_ptr,
-    second_ptr,
-    row_ptr,
-    g_ptr,
-    counts,
-    widths,
-    rate,
-    decay1,
-    decay2,
-    scale,
-    eps,
-    like,
-):
-    for k in range(len(counts)):
-        N, width = counts[k], widths[k]
-        size = width * like.itemsize
-        rows = carray(_pointer(row_ptr[k]), (N,), np.int64)
-        first_row, last_row = start * N // total, stop * N // total
-        for n in range(first_row, last_row):
-            if n + 1 < last_row:
-                ahead = rows[n + 1] * size
-                _prefetch(w_ptr[k] + ahead, size)
-                _prefetch(first_ptr[k] + ahead, size)
-                _prefetch(second_ptr[k] + ahead, size)
-            at = rows[n] * size
-            w = carray(_pointer(w_ptr[k] + at), (width,), like.dtype)
-            first = carray(_pointer(first_ptr[k] + at), (width,), like.dtype)
-            second = carray(_pointer(second_ptr[k] + at), (width,), like.dtype)
-            g = carray(_pointer(g_ptr[k] + n * size), (width,), like.dtype)
-            for i in range(width):
-                first[i] += decay1 * (g[i] - first[i])
-                second[i] += decay2 * (g[i] * g[i] - second[i])
-                w[i] -= rate * first[i] / (np.sqrt(second[i]) * scale + eps)
-
-
-def adam_rows(
+def embedding_stack_fwd(
+    dense: Tensor,
+    ids: Tensor,
+    values: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    weights: Sequence[Tensor | None],
     tables: Sequence[Tensor],
-    moments: Sequence[tuple[Tensor, Tensor]],
-    gradients: Sequence[tuple[Tensor, Tensor]],
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    step: int,
-) -> None:
-    """Adam's step number ``step`` on the rows of each (rows, gradients); other rows and their moments stay the same."""
-    w, _, widths = _describe(tables)
-    first, second = (_addresses(pair[i] for pair in moments) for i in (0, 1))
-    corrections = 1 - betas[0] ** step, 1 - betas[1] ** step
-    scalars = lr / corrections[0], 1 - betas[0], 1 - betas[1], corrections[1] ** -0.5, eps
-    _update(_adam_rows_kernel, gradients, (w, first, second), widths, scalars)
+    pooling: str,
+) -> Tensor:
+    x0, K = empty_x0(dense, tables), ids.shape[1]
+    check_offsets(values, offsets, K)
+    if (bad := stack_fwd(tables[:K], ids, x0)) >= 0:
+        m, k = divmod(bad, K)
+        raise out_of_range(k, int(ids[m, k]), tables[k].shape[0], f"row {m}")
+    column = sum(table.shape[1] for table in tables[:K])
+    for k, bag in enumerate(zip(values, offsets, weights, strict=True), start=K):
+        coefficients = pooling_coefficients(*bag, pooling, x0.dtype)
+        out = x0[:, column : column + tables[k].shape[1]]
+        if (bad := pool_fwd(tables[k], bag[0], bag[1], coefficients, out)) >= 0:
+            raise out_of_range(k, int(bag[0][bad]), tables[k].shape[0], f"value {bad}")
+        column += tables[k].shape[1]
+    x0[:, column:] = dense
+    return x0
 
 
-@_compile
-def _sgd_rows_kernel(start, stop, total, w_ptr, row_ptr, g_ptr, counts, widths, rate, like):
-    for k in range(len(counts)):
-        N, width = counts[k], widths[k]
-        size = width * like.itemsize
-        rows = carray(_pointer(row_ptr[k]), (N,), np.int64)
-        for n in range(start * N // total, stop * N // total):
-            w = carray(_pointer(w_ptr[k] + rows[n] * size), (width,), like.dtype)
-            g = carray(_pointer(g_ptr[k] + n * size), (width,), like.dtype)
-            for i in range(width):
-                w[i] -= rate * g[i]
+def embedding_stack_bwd(
+    dx0: Tensor,
+    ids: Tensor,
+    values: Sequence[Tensor],
+    offsets: Sequence[Tensor],
+    coefficients: Sequence[Tensor],
+    sizes: Sequence[int],
+    needs: Sequence[bool],
+) -> list[Tensor]:
+    """Ids and gradients in turn, for each table; ``sizes`` are the height and width of each. Empty if not needed."""
+    K, nothing = ids.shape[1], [ids.new_empty(0), dx0.new_empty(0)]
+    result = stack_bwd(sizes, ids, dx0) if any(needs[:K]) else nothing * K
+    for k in range(K):
+        if not needs[k]:
+            result[2 * k : 2 * k + 2] = nothing
+    column = sum(sizes[1 : 2 * K : 2])
+    for k, bag in enumerate(zip(values, offsets, coefficients, strict=True), start=K):
+        height, width = sizes[2 * k : 2 * k + 2]
+        result += sum_bag(*bag, dx0[:, column : column + width], height) if needs[k] else nothing
+        column += width
+    return result
 
 
-def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[tuple[Tensor, Tensor]], lr: float) -> None:
-    """w -= lr g on the rows of each (rows, gradients)."""
-    w, _, widths = _describe(tables)
-    _update(_sgd_rows_kernel, gradients, (w,), widths, (lr,))
-
-
-def _update(
-    kernel: Callable, gradients: Sequence[tuple[Tensor, Tensor]], tables: tuple, widths, scalars: tuple
-) -> None:
-    """Runs the kernel on an equal share of every table's rows per thread."""
-    assert all(rows.is_contiguous() and g.is_contiguous() for rows, g in gradients)
-    rows, g = (_addresses(pair[i] for pair in gradients) for i in (0, 1))
-    counts = np.array([rows.shape[0] for rows, _ in gradients], np.int64)
-    # Scalars of the tables' own type: a Python float would carry the arithmetic to float64.
-    like = gradients[0][1].new_empty(1).numpy()
-    total = int(counts.max())
-    operands = total, *tables, rows, g, counts, widths, *(like.dtype.type(value) for value in scalars), like
-    _run_chunks(kernel, total, int(counts @ widths), operands)
+embedding_stack_bwd_dense = in_dense_form(embedding_stack_bwd)
 
 
 def _run_chunks(kernel: Callable, items: int, work: int, operands: tuple) -> list:

@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 
 from fastcross.data import Bag
-from fastcross.layers.embedding import ALIGNMENT, EmbeddingStack, paper_dim
+from fastcross.kernels.embedding import ALIGNMENT
+from fastcross.layers.embedding import EmbeddingStack, paper_dim
 
 BACKENDS = ["numba", "torch"]
 

@@ -1,0 +1,229 @@
+"""Embedding and stacking (section 2.1): ``x0 = [W_1 x_1, …, W_k x_k, x_dense]``, every feature written into one buffer.
+
+The forward pass keeps the ids, and of bags the offsets and weights: a table's gradient is the sum of dx0 over the rows
+that share an id, whatever the table holds. Only the gradient of a bag's weights reads its table, which is then kept.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastcross import reference
+from fastcross.batch import Bag
+from fastcross.kernels import embedding as plain
+from fastcross.kernels.rows import accumulation_dtype
+from fastcross.ops import backends, checks, dispatch, internals
+
+# A bag may also be a tuple (values, offsets) or (values, offsets, weights), as torch.export wants its inputs.
+Bags = Sequence[Bag | tuple[Tensor, ...]]
+
+
+def embedding_stack(
+    dense: Tensor,
+    categorical: Tensor,
+    tables: Sequence[Tensor],
+    bags: Bags = (),
+    *,
+    pooling: str = "mean",
+    sparse_gradients: bool = False,
+    backend: str = "auto",
+) -> Tensor:
+    """Equations 1 and 2: ``x0 = [W_1 x_1, …, W_k x_k, x_dense]``, an embedding per categorical feature, dense last.
+
+    Args:
+        dense: (B, num_dense).
+        categorical: (B, k) ids of the single-valued features.
+        tables: a (cardinality, n_e) table for each of the k features, then one for each bag.
+        bags: the multi-valued features.
+        pooling: "mean" (Σ weight · row / Σ weight) or "sum" (Σ weight · row); a row without values gives 0.
+        sparse_gradients: whether the tables' gradients are sparse, with a row for each distinct id of the batch.
+        backend: as for :func:`cross_layer`; without a Triton kernel, "triton" means PyTorch's own operators.
+
+    Returns:
+        (B, d) in the dtype that all tables can be promoted to (that of ``dense`` where there are none): a view of a
+        buffer whose rows are padded to a multiple of 16 elements.
+    """
+    given = as_bags(bags)
+    checks.check_stack(dense, categorical, tables, given, pooling)
+    chosen = _choose(backend, dense, tables)
+    ids, weights = categorical.long(), [bag.weights for bag in given]
+    values, offsets = [bag.values.long() for bag in given], [bag.offsets.long() for bag in given]
+    if internals.is_transformed():
+        return plain.embedding_stack(dense, ids, values, offsets, weights, tables, pooling)
+    if chosen == "reference" and not sparse_gradients and not torch.compiler.is_compiling():
+        check_ids(ids, given, [table.shape[0] for table in tables])
+        return reference.embedding_stack(dense, ids, tables, list(zip(values, offsets, weights, strict=True)), pooling)
+    if not dispatch.differentiates(dense, *weights, *tables):
+        return embedding_stack_fwd(dense, ids, values, offsets, weights, list(tables), pooling, chosen)
+    stack = functools.partial(internals.apply, EmbeddingStackFunction)
+    if sparse_gradients and torch.compiler.is_compiling():
+        stack = torch.compiler.disable(stack)  # whose gradients the compiler would make dense
+    return stack(dense, ids, len(given), pooling, sparse_gradients, chosen, *values, *offsets, *weights, *tables)
+
+
+def as_bags(bags: Bags) -> list[Bag]:
+    return [Bag(*bag) if isinstance(bag, tuple) else bag for bag in bags]
+
+
+def check_ids(categorical: Tensor, bags: Sequence[Bag], cardinalities: Sequence[int]) -> None:
+    """Raises for the first id that is not in its table and for the first offset that no row can begin at."""
+    values = [bag.values for bag in bags]
+    plain.check_offsets(values, [bag.offsets for bag in bags], categorical.shape[1])
+    plain.check_ids(categorical, values, cardinalities)
+
+
+def pooling_coefficients(bag: Bag, pooling: str) -> Tensor:
+    """(n,): what each value's row is multiplied with before the sum; for "mean" the weights of a row sum to 1."""
+    dtype = torch.float32 if bag.weights is None else bag.weights.dtype
+    return plain.pooling_coefficients(bag.values, bag.offsets, bag.weights, pooling, dtype)
+
+
+def _choose(backend: str, dense: Tensor, tables: Sequence[Tensor]) -> str:
+    """The backend that will run; the CPU kernels need contiguous tables of one dtype."""
+    dtype = plain.x0_dtype(dense, tables)
+    chosen = backends.choose(backend, dense.device, dtype)
+    if chosen != "numba":
+        return chosen
+    odd = next((k for k, table in enumerate(tables) if table.dtype != dtype or not table.is_contiguous()), None)
+    if odd is not None and backend == "numba":
+        found = f"feature {odd}'s, {tables[odd].dtype} with strides {tables[odd].stride()}, and x0 of {dtype}"
+        raise ValueError(f'backend "numba" needs contiguous tables of one dtype; got {found}')
+    return "numba" if odd is None else "torch"
+
+
+class EmbeddingStackFunction(torch.autograd.Function):
+    """(dense, weights of bags, tables) -> x0; backward: to each table the sum of dx0 over the rows that share an id.
+
+    The operands are all bags' values, all their offsets, all their weights (None for a bag that has none), the tables.
+    """
+
+    @staticmethod
+    def forward(
+        dense: Tensor, ids: Tensor, bags: int, pooling: str, sparse: bool, backend: str, *operands: Any
+    ) -> Tensor:
+        values, offsets, weights, tables = _split(operands, bags)
+        return embedding_stack_fwd(dense, ids, values, offsets, weights, tables, pooling, backend)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        dense, ids, ctx.bags, ctx.pooling, ctx.sparse, ctx.backend, *operands = inputs
+        values, offsets, weights, tables = _split(operands, ctx.bags)
+        ctx.dense_dtype, ctx.dtypes = dense.dtype, [table.dtype for table in tables]
+        ctx.sizes = [size for table in tables for size in table.shape]
+        needed = ctx.needs_input_grad[6 + 2 * ctx.bags : 6 + 3 * ctx.bags]
+        read = [table if need else None for table, need in zip(tables[ids.shape[1] :], needed, strict=True)]
+        ctx.save_for_backward(ids, *values, *offsets, *weights, *read)
+
+    @staticmethod
+    def backward(ctx: Any, dx0: Tensor) -> tuple[Tensor | None, ...]:
+        ids, *operands = ctx.saved_tensors
+        values, offsets, weights, read = _split(operands, ctx.bags)
+        K, widths = ids.shape[1], ctx.sizes[1::2]
+        *columns, ddense = dx0.split([*widths, dx0.shape[1] - sum(widths)], 1)
+        dweights: list[Tensor | None] = [None] * ctx.bags
+        for i, table in enumerate(read):
+            if table is not None:
+                _check_unchanged(K + i, table, ctx.sizes)
+                dweights[i] = plain.weights_bwd(columns[K + i], table, values[i], offsets[i], weights[i], ctx.pooling)
+        needs = ctx.needs_input_grad[6 + 3 * ctx.bags :]
+        dtables: list[Tensor | None] = [None] * len(needs)
+        if any(needs):
+            bags = zip(values, offsets, weights, strict=True)
+            coefficients = [plain.pooling_coefficients(*bag, ctx.pooling, accumulation_dtype(dx0)) for bag in bags]
+            operands = dispatch.rows_of_gradient(dx0), ids, values, offsets, coefficients, ctx.sizes, needs
+            dtables = _tables_bwd(operands, ctx.dtypes, ctx.sparse, ctx.backend)
+        nothing = (None,) * (5 + 2 * ctx.bags)
+        return ddense.to(ctx.dense_dtype) if ctx.needs_input_grad[0] else None, *nothing, *dweights, *dtables
+
+
+def _split(operands: Sequence[Any], bags: int) -> list[list[Any]]:
+    """A Function's operands: values, offsets, weights, and what follows them."""
+    return [*(list(operands[i * bags : (i + 1) * bags]) for i in range(3)), list(operands[3 * bags :])]
+
+
+def _check_unchanged(k: int, table: Tensor, sizes: list[int]) -> None:
+    """Autograd notices what is written to a table, but not that another was put in its place."""
+    if list(table.shape) != sizes[2 * k : 2 * k + 2]:
+        before = tuple(sizes[2 * k : 2 * k + 2])
+        raise RuntimeError(f"feature {k}'s table was {before} in the forward pass and is {tuple(table.shape)} now")
+
+
+def _tables_bwd(operands: tuple, dtypes: list[torch.dtype], sparse: bool, backend: str) -> list[Tensor | None]:
+    """The tables' gradients, each in its table's dtype."""
+    *_, sizes, needs = operands
+    is_differentiated = torch.is_grad_enabled()
+    if not sparse:
+        bwd_dense = plain.embedding_stack_bwd_dense
+        found = bwd_dense(*operands) if is_differentiated else embedding_stack_bwd_dense(*operands, backend)
+        return [g.to(dtype) if need else None for g, dtype, need in zip(found, dtypes, needs, strict=True)]
+    bwd = plain.embedding_stack_bwd
+    found = bwd(*operands) if is_differentiated else embedding_stack_bwd(*operands, backend)
+    result: list[Tensor | None] = []
+    for k, dtype in enumerate(dtypes):
+        rows, g, shape = found[2 * k].unsqueeze(0), found[2 * k + 1].to(dtype), sizes[2 * k : 2 * k + 2]
+        options: Any = {"check_invariants": False, "is_coalesced": True}
+        result.append(torch.sparse_coo_tensor(rows, g, shape, **options) if needs[k] else None)
+    return result
+
+
+def _fake_fwd(
+    dense: Tensor,
+    ids: Tensor,
+    values: list[Tensor],
+    offsets: list[Tensor],
+    weights: list[Tensor | None],
+    tables: list[Tensor],
+    pooling: str,
+    backend: str,
+) -> Tensor:
+    return plain.empty_x0(dense, tables)
+
+
+def _fake_bwd(
+    dx0: Tensor,
+    ids: Tensor,
+    values: list[Tensor],
+    offsets: list[Tensor],
+    coefficients: list[Tensor],
+    sizes: list[int],
+    needs: list[bool],
+    backend: str,
+) -> list[Tensor]:
+    result = []
+    for k, needed in enumerate(needs):
+        count = torch.library.get_ctx().new_dynamic_size() if needed else 0
+        shape = (count, sizes[2 * k + 1]) if needed else (0,)
+        result += [ids.new_empty(count), dx0.new_empty(shape, dtype=accumulation_dtype(dx0))]
+    return result
+
+
+def _fake_bwd_dense(
+    dx0: Tensor,
+    ids: Tensor,
+    values: list[Tensor],
+    offsets: list[Tensor],
+    coefficients: list[Tensor],
+    sizes: list[int],
+    needs: list[bool],
+    backend: str,
+) -> list[Tensor]:
+    shapes = [sizes[2 * k : 2 * k + 2] if needed else [0] for k, needed in enumerate(needs)]
+    return [dx0.new_empty(shape, dtype=accumulation_dtype(dx0)) for shape in shapes]
+
+
+_BACKWARD_SCHEMA = """(Tensor dx0, Tensor ids, Tensor[] values, Tensor[] offsets, Tensor[] coefficients, SymInt[] sizes,
+    bool[] needs, str backend) -> Tensor[]"""
+embedding_stack_fwd = dispatch.define(
+    "embedding_stack",
+    "embedding_stack_fwd",
+    """(Tensor dense, Tensor ids, Tensor[] values, Tensor[] offsets, Tensor?[] weights, Tensor[] tables, str pooling,
+    str backend) -> Tensor""",
+    _fake_fwd,
+)
+embedding_stack_bwd = dispatch.define("embedding_stack", "embedding_stack_bwd", _BACKWARD_SCHEMA, _fake_bwd)
+embedding_stack_bwd_dense = dispatch.define(
+    "embedding_stack", "embedding_stack_bwd_dense", _BACKWARD_SCHEMA, _fake_bwd_dense
+)

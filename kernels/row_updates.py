@@ -1,0 +1,35 @@
+"""Updates of the rows of tables in PyTorch's own operators; kernels/cpu/row_updates.py has the same functions.
+
+adam_rows   Adam on the rows that a gradient names, moments included
+sgd_rows    gradient descent on them
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+Rows = tuple[Tensor, Tensor]  # of a gradient: distinct rows of the table, and what each of them gets
+
+
+def adam_rows(
+    tables: Sequence[Tensor],
+    moments: Sequence[tuple[Tensor, Tensor]],
+    gradients: Sequence[Rows],
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    step: int,
+) -> None:
+    """Adam's step number ``step`` on the rows of each (rows, gradients); other rows and their moments stay the same."""
+    for table, (first, second), (rows, g) in zip(tables, moments, gradients, strict=True):
+        m = first[rows].lerp_(g, 1 - betas[0])
+        v = second[rows].lerp_(g.square(), 1 - betas[1])
+        first[rows], second[rows] = m, v
+        denominator = v.sqrt_().div_((1 - betas[1] ** step) ** 0.5).add_(eps)
+        table[rows] -= (lr / (1 - betas[0] ** step)) * m / denominator
+
+
+def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[Rows], lr: float) -> None:
+    """w -= lr g on the rows of each (rows, gradients)."""
+    for table, (rows, g) in zip(tables, gradients, strict=True):
+        table[rows] -= lr * g
