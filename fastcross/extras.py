@@ -1,5 +1,6 @@
 """Optional dependencies: which extra brings a package, and the one command that installs it."""
 
+import importlib.util
 from pathlib import Path
 
 EXTRAS = {
@@ -31,6 +32,13 @@ def needs(what: str, *packages: str) -> str:
     extras = dict.fromkeys(extra for package in packages if (extra := extra_of(package)))
     command = install_command(*extras) if extras else f"pip install {' '.join(packages)}"
     return f"{what} needs {' and '.join(packages)}; install with: {command}"
+
+
+def require(what: str, extra: str) -> None:
+    """Raise before the work where a package of the extra is missing, rather than at the end, where it is used."""
+    missing = [package for package in EXTRAS[extra] if importlib.util.find_spec(package) is None]
+    if missing:
+        raise ModuleNotFoundError(needs(what, *missing))
 
 
 def extra_of(package: str | None) -> str | None:

@@ -28,6 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
         about = f"{help[0].upper()}{help[1:]}."
         sub = commands.add_parser(name, help=help, description=about, epilog=EXAMPLES[name], formatter_class=_Format)
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
+        sub.set_defaults(default_of=sub.get_default)  # by which conflicts.py sees what was given
         return sub
 
     prepare = command("prepare", "turn a log or table into a cache that training reads at full speed")

@@ -7,7 +7,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from fastcross.cli.experiment import dataset, experiment
-from fastcross.cli.printing import show
+from fastcross.cli.printing import bars, show
+from fastcross.extras import require
 from fastcross.files import atomic
 from fastcross.training.experiment import run_name
 from fastcross.training.plots import draw_curves
@@ -15,9 +16,11 @@ from fastcross.training.run_folder import Run, write_json
 
 
 def compare(args: Namespace) -> int:
+    require("training", "train")
     folder = Path(args.output or run_name("compare"))
     plans = {(name, seed): experiment(args, name, seed, strict=False) for name in args.models for seed in args.seeds}
-    cache, optimum = dataset(args).open(show)
+    with bars() as progress:
+        cache, optimum = dataset(args).open(show, progress=progress)
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in args.models}
     for (name, seed), plan in plans.items():
         show(f"{name}, seed {seed}")

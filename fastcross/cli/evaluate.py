@@ -3,7 +3,9 @@
 from argparse import Namespace
 from pathlib import Path
 
-from fastcross.cli.printing import print_metrics, report_reading
+from fastcross.cli.conflicts import refuse
+from fastcross.cli.outputs import check_output, refuse_overwriting
+from fastcross.cli.printing import bar, print_metrics, report_reading
 from fastcross.data import read_for_prediction
 from fastcross.training.evaluate import evaluate as evaluate_part
 from fastcross.training.evaluate import predict as predict_logits
@@ -13,17 +15,27 @@ from fastcross.training.trained import load_model
 
 
 def evaluate(args: Namespace) -> int:
+    reads_file = bool(args.data) and not Path(args.data).is_dir()
+    if reads_file:
+        refuse(args, "a file, all rows of which are evaluated", ("part",))
+    else:
+        refuse(args, "a cache, whose rows are known to be good", ("on_error",))
+    output = check_output(args.output, (".json",), args.run) if args.output else None
     trained = load_model(args.run)
-    if args.data and not Path(args.data).is_dir():
+    if reads_file:
         rows = read_for_prediction(args.data, trained.open_cache(args.cache), on_error=args.on_error, labelled=True)
-        logits, label = predict_logits(trained.model, rows)
+        if output:
+            refuse_overwriting(output, rows.paths)
+        with bar("evaluate", None) as shown:
+            logits, label = predict_logits(trained.model, rows, progress=shown.update)
         assert label is not None
         found = {args.data: summarise(logits, label)}
         report_reading(rows)
     else:
         cache = trained.open_cache(args.data or args.cache)
-        found = {args.part: evaluate_part(trained.model, cache, args.part)}
+        with bar("evaluate", cache.sizes.get(args.part)) as shown:
+            found = {args.part: evaluate_part(trained.model, cache, args.part, progress=shown.update)}
     print_metrics(found)
-    if args.output:
-        write_json(Path(args.output), found)
+    if output:
+        write_json(output, found)
     return 0

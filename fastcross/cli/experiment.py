@@ -6,6 +6,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from fastcross.cli.conflicts import check_data, flag
 from fastcross.distributed.launch import choose_sharding
 from fastcross.training.config import GENERATED_ROWS, TrainingConfig
 from fastcross.training.dataset import Dataset
@@ -28,7 +29,7 @@ def experiment(args: Namespace, model: str, seed: int, *, strict: bool = True) -
     """What the arguments ask for. An option that the model has not is an error, or, not ``strict``, left out."""
     known = model_options(model)
     given = {name: getattr(args, name) for name in MODEL_OPTIONS if getattr(args, name) is not None}
-    foreign = [f"--{name.replace('_', '-')}" for name in given if name not in known]
+    foreign = [flag(name) for name in given if name not in known]
     if foreign and strict:
         raise ValueError(f"the model {model} has no {', '.join(foreign)}")
     options = {name: value for name, value in given.items() if name in known}
@@ -45,6 +46,7 @@ def experiment(args: Namespace, model: str, seed: int, *, strict: bool = True) -
 
 
 def dataset(args: Namespace) -> Dataset:
+    check_data(args)
     return Dataset(tuple(args.data or ()), args.cache, preparation(args), args.rows or GENERATED_ROWS)
 
 

@@ -1,25 +1,14 @@
-"""Where a command writes: checked before the work, written as the rows come, and there whole or not at all."""
+"""Where a command writes is checked before it works: an error after minutes of prediction helps nobody."""
 
-import contextlib
-import csv
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet
-
-from fastcross.files import atomic
-
-Array = npt.NDArray[Any]
-PREDICTIONS = (".csv", ".parquet", ".npy")
+RUN_FILES = ("config.json", "result.json", "metrics.csv", "encoder/encoder.json")
 
 
-def check_output(output: str | Path, suffixes: Sequence[str], inputs: Iterable[str | Path] = ()) -> Path:
-    """The path to write to; a ValueError where nothing could be written, or where an input would be overwritten."""
+def check_output(output: str | Path, suffixes: Sequence[str], run: str | Path) -> Path:
+    """The path to write to; a ValueError where that cannot be done, or would overwrite a file of the run."""
     path = Path(output)
     if path.suffix not in suffixes:
         raise ValueError(f"the output must end in {' or '.join(suffixes)}; got {path.name}")
@@ -29,102 +18,12 @@ def check_output(output: str | Path, suffixes: Sequence[str], inputs: Iterable[s
         raise ValueError(f"the output must be a file; {path} is a folder")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise ValueError(f"the folder {path.parent} cannot be written to")
-    for file in inputs:
-        if path.exists() and Path(file).exists() and path.samefile(file):
-            raise ValueError(f"the output {path} is the input {file}; choose another file")
+    refuse_overwriting(path, (Path(run) / name for name in RUN_FILES))
     return path
 
 
-class Writer(Protocol):
-    def write(self, rows: Array, ids: pa.Array | None, probability: Array) -> None:
-        """The next rows: their numbers, their ids, and (n,) or (n, C) probabilities, NaN where a row has none."""
-
-
-@contextlib.contextmanager
-def prediction_file(path: Path, classes: Sequence[str], id_field: pa.Field | None = None) -> Iterator[Writer]:
-    """Writes predictions in the format of the file's name; the file is there when the block ends without error.
-
-    CSV and Parquet have the columns `row` (from 1), the id column if there is one, and probabilities: of the second of
-    two classes, else of each. Where the classes have names of their own, these stand in the columns' names, and a
-    column `class` holds the likeliest one. A row that could not be read has its number and nothing more. NumPy's format
-    holds the probabilities alone, (rows,) or (rows, classes), NaN for such a row.
-    """
-    with atomic(path) as temporary, contextlib.ExitStack() as stack:
-        if path.suffix == ".npy":
-            array = _ArrayFile(stack.enter_context(open(temporary, "wb")), len(classes))
-            yield array
-            array.finish()
-        elif path.suffix == ".parquet":
-            schema = _schema(classes, id_field)
-            yield _ParquetFile(stack.enter_context(pyarrow.parquet.ParquetWriter(temporary, schema)), schema, classes)
-        else:
-            file = stack.enter_context(open(temporary, "w", newline="", encoding="utf-8"))
-            yield _CsvFile(file, _schema(classes, id_field), classes)
-
-
-class _ArrayFile:
-    """An .npy file that grows; its header is written again when the number of rows is known."""
-
-    def __init__(self, file: IO[bytes], num_classes: int) -> None:
-        self.file, self.shape, self.rows = file, () if num_classes == 2 else (num_classes,), 0
-        self._write_header()
-        self.start = file.tell()
-
-    def write(self, rows: Array, ids: pa.Array | None, probability: Array) -> None:
-        self.file.write(np.ascontiguousarray(probability, np.float64).tobytes())
-        self.rows += len(rows)
-
-    def finish(self) -> None:
-        self.file.seek(0)
-        self._write_header()
-        assert self.file.tell() == self.start, "NumPy leaves room in the header for any number of rows"
-
-    def _write_header(self) -> None:
-        description = {"descr": "<f8", "fortran_order": False, "shape": (self.rows, *self.shape)}
-        np.lib.format.write_array_header_1_0(self.file, description)
-
-
-class _ParquetFile:
-    def __init__(self, file: pyarrow.parquet.ParquetWriter, schema: pa.Schema, classes: Sequence[str]) -> None:
-        self.file, self.schema, self.classes = file, schema, classes
-
-    def write(self, rows: Array, ids: pa.Array | None, probability: Array) -> None:
-        columns = [pa.array(rows, pa.int64()), *([ids] if ids is not None else [])]
-        by_class = probability.reshape(len(probability), -1).T
-        columns += [pa.array(column, pa.float64(), from_pandas=True) for column in by_class]
-        if "class" in self.schema.names:
-            columns.append(pa.array(_likeliest(probability, self.classes), pa.string()))
-        self.file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
-
-
-class _CsvFile:
-    def __init__(self, file: IO[str], schema: pa.Schema, classes: Sequence[str]) -> None:
-        self.writer, self.classes, self.named = csv.writer(file, lineterminator="\n"), classes, "class" in schema.names
-        self.writer.writerow(schema.names)
-
-    def write(self, rows: Array, ids: pa.Array | None, probability: Array) -> None:
-        by_class = probability.reshape(len(probability), -1).T.tolist()
-        columns: list[Iterable[Any]] = [rows.tolist(), *([ids.to_pylist()] if ids is not None else [])]
-        columns += [["" if p != p else f"{p:.9g}" for p in column] for column in by_class]
-        if self.named:
-            columns.append(_likeliest(probability, self.classes))
-        self.writer.writerows(zip(*columns, strict=True))
-
-
-def _schema(classes: Sequence[str], id_field: pa.Field | None) -> pa.Schema:
-    plain = tuple(classes) == ("0", "1")
-    shown = classes[1:] if len(classes) == 2 else classes
-    names = ["probability"] if plain else [f"probability_{name}" for name in shown]
-    predicted = [*((name, pa.float64()) for name in names), *([] if plain else [("class", pa.string())])]
-    if id_field is None:
-        return pa.schema([("row", pa.int64()), *predicted])
-    if id_field.name in (name for name, _ in predicted):
-        raise ValueError(f"the id column {id_field.name} has the name of a column of the output")
-    return pa.schema([("row" if id_field.name != "row" else "row_number", pa.int64()), id_field, *predicted])
-
-
-def _likeliest(probability: Array, classes: Sequence[str]) -> list[str | None]:
-    """The name of each row's likeliest class, None for a row that has no probabilities."""
-    absent = np.isnan(probability if probability.ndim == 1 else probability[:, 0])
-    choice = probability >= 0.5 if probability.ndim == 1 else np.nan_to_num(probability).argmax(axis=1)
-    return [None if missing else classes[int(i)] for i, missing in zip(choice, absent, strict=True)]
+def refuse_overwriting(output: Path, inputs: Iterable[str | Path]) -> None:
+    """Raise where the output is one of the inputs, be it by another name or link."""
+    for file in inputs:
+        if output.exists() and Path(file).exists() and output.samefile(file):
+            raise ValueError(f"the output {output} would overwrite {file}, which is read; choose another file")

@@ -1,39 +1,30 @@
 """fastcross predict: probabilities for the rows of a file."""
 
 from argparse import Namespace
-from pathlib import Path
 
 import numpy as np
-from torch import Tensor
 
-from fastcross.cli.printing import report_reading, show
+from fastcross.cli.outputs import check_output, refuse_overwriting
+from fastcross.cli.prediction_file import SUFFIXES, prediction_file
+from fastcross.cli.printing import bar, report_reading, show
 from fastcross.data import read_for_prediction
-from fastcross.files import atomic
-from fastcross.training.evaluate import predict as predict_logits
+from fastcross.training.evaluate import predict_batches
 from fastcross.training.metrics import probabilities
 from fastcross.training.trained import load_model
 
 
 def predict(args: Namespace) -> int:
-    output = Path(args.output)
-    if output.suffix not in (".csv", ".npy"):
-        raise ValueError(f"the output must end in .csv or .npy; got {output.name}")
+    output = check_output(args.output, SUFFIXES, args.run)
     trained = load_model(args.run)
-    rows = read_for_prediction(args.data, trained.open_cache(args.cache), on_error=args.on_error)
-    logits, _ = predict_logits(trained.model, rows)
-    write_probabilities(output, probabilities(logits))
+    cache = trained.open_cache(args.cache)
+    rows = read_for_prediction(args.data, cache, on_error=args.on_error)
+    refuse_overwriting(output, rows.paths)
+    done = 0
+    with prediction_file(output, cache.encoder.classes) as file, bar("predict", None) as shown:
+        for logits, _ in predict_batches(trained.model, rows):
+            file.write(np.arange(done + 1, done + 1 + len(logits)), None, probabilities(logits).numpy())
+            done += len(logits)
+            shown.update(len(logits))
     report_reading(rows)
-    show(f"{len(logits):,} predictions: {output}")
+    show(f"{done:,} predictions: {output}")
     return 0
-
-
-def write_probabilities(output: Path, probability: Tensor) -> None:
-    """One line per row: the probability of a click, or of each class."""
-    with atomic(output) as temporary:
-        if output.suffix == ".npy":
-            with open(temporary, "wb") as file:
-                np.save(file, probability.numpy())
-            return
-        columns = ["probability"] if probability.dim() == 1 else [f"class_{i}" for i in range(probability.shape[1])]
-        table = probability.reshape(len(probability), -1).numpy()
-        np.savetxt(temporary, table, fmt="%.9g", delimiter=",", header=",".join(columns), comments="")

@@ -1,13 +1,56 @@
 """What every command prints: progress to standard error, results to standard output."""
 
+import contextlib
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 
 def show(line: str) -> None:
     """Progress goes to standard error, results to standard output."""
     print(line, file=sys.stderr, flush=True)
+
+
+def bar(stage: str, total: int | None, unit: str = " rows") -> "tqdm[Any]":
+    """A progress bar, which tqdm keeps to itself where standard error is not a terminal."""
+    from tqdm.auto import tqdm
+
+    return tqdm(
+        desc=stage,
+        total=total,
+        unit=unit,
+        unit_scale=True,
+        dynamic_ncols=True,
+        leave=False,
+        disable=None,
+        file=sys.stderr,
+    )
+
+
+@contextlib.contextmanager
+def bars() -> Iterator[Callable[[str, int, int], None]]:
+    """A function of (stage, done, total), as :func:`fastcross.data.prepare` takes it: one bar for each stage."""
+    shown: dict[str, tqdm[Any]] = {}  # the bar of the present stage
+
+    def close() -> None:
+        while shown:
+            shown.popitem()[1].close()
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if stage not in shown:
+            close()
+            shown[stage] = bar(stage, total, "B" if stage == "read" else "")
+        shown[stage].update(done - shown[stage].n)
+        if done >= total:
+            close()
+
+    try:
+        yield progress
+    finally:
+        close()
 
 
 def report_reading(rows: Any) -> None:

@@ -3,15 +3,20 @@
 from argparse import Namespace
 from pathlib import Path
 
+from fastcross.cli.conflicts import check_resume
 from fastcross.cli.experiment import experiment
-from fastcross.cli.printing import print_metrics, show
+from fastcross.cli.printing import bars, print_metrics, show
 from fastcross.distributed.launch import launch, max_restarts, restarts, several, under_torchrun
+from fastcross.extras import require
 from fastcross.training.experiment import Experiment, resume, run_name
 from fastcross.training.loop import Interrupted
 from fastcross.training.processes import ALONE, Processes
 
 
 def train(args: Namespace) -> int:
+    require("training", "train")
+    if args.resume:
+        check_resume(args)
     plan = Experiment.load(args.resume) if args.resume else experiment(args, args.model, args.seed)
     processes = args.processes or 1
     if args.resume and several(processes) and plan.sharding is None:
@@ -39,7 +44,10 @@ def _train(args: Namespace, plan: Experiment, folder: Path, processes: Processes
         if args.resume:
             result = resume(folder, show=told, processes=processes)
         else:
-            result = plan.run(folder, show=told, processes=processes, go_on=restarts() > 0)
+            with bars() as progress:
+                result = plan.run(
+                    folder, show=told, processes=processes, go_on=restarts() > 0, progress=progress if leads else None
+                )
     except Interrupted as interruption:
         if leads:
             several_processes = f" --processes {processes.size}" if processes.size > 1 else ""

@@ -13,6 +13,7 @@ from fastcross.data import Cache
 from fastcross.training.config import GENERATED_ROWS
 
 Show = Callable[[str], None]
+Progress = Callable[[str, int, int], None]  # stage, done, total
 Opened = tuple[Cache, Mapping[str, float]]  # and the best possible logloss of each part, where it is known
 
 
@@ -41,15 +42,15 @@ class Dataset:
         files = (self.files,) if isinstance(self.files, str | os.PathLike) else self.files
         object.__setattr__(self, "files", tuple(os.fspath(file) for file in files))
 
-    def open(self, show: Show | None = None, *, progress: bool = False) -> Opened:
+    def open(self, show: Show | None = None, *, progress: Progress | None = None) -> Opened:
         """The cache, made first if need be, and the best possible logloss of each of its parts, where known."""
         if not self.files:
-            return self._generate(show or _silent)
+            return self._generate(show or _silent, progress)
         if len(self.files) == 1 and Path(self.files[0]).is_dir():
             return Cache.open(self.files[0]), {}
         return self._prepare(show or _silent, progress), {}
 
-    def _generate(self, show: Show) -> Opened:
+    def _generate(self, show: Show, progress: Progress | None) -> Opened:
         from fastcross.data.generate import read_info, write_click_log  # needs pyarrow, which a cache does not
 
         home = Path(self.cache) if self.cache else user_folder() / f"clicks-{self.rows}-{__version__}"
@@ -61,15 +62,15 @@ class Dataset:
         info = read_info(log)
         assert info is not None
         options = {"format": "criteo", "split": info.split}
-        cache = Dataset((str(log),), str(home / "cache"), options)._prepare(show, progress=False)
+        cache = Dataset((str(log),), str(home / "cache"), options)._prepare(show, progress)
         return cache, info.bayes_logloss_parts
 
-    def _prepare(self, show: Show, progress: bool) -> Cache:
+    def _prepare(self, show: Show, progress: Progress | None) -> Cache:
         """`prepare` itself sees whether the cache is there and up to date."""
         from fastcross.data import prepare
 
         folder = self.cache or self._folder()
-        cache = prepare(self.files, folder, progress=progress, **self.preparation)
+        cache = prepare(self.files, folder, progress=progress or False, **self.preparation)
         if skipped := cache.manifest["skipped"]["rows"]:
             show(f"skipped {skipped:,} bad rows, such as: {cache.manifest['skipped']['examples'][0]}")
         show(f"data: {folder}, {', '.join(f'{size:,} {part}' for part, size in cache.sizes.items())} rows")

@@ -28,7 +28,7 @@ from fastcross.training.config import (
     SHARDINGS,
     TrainingConfig,
 )
-from fastcross.training.dataset import Dataset, Opened, Show
+from fastcross.training.dataset import Dataset, Opened, Progress, Show
 from fastcross.training.loop import Trainer
 from fastcross.training.processes import ALONE, Processes
 from fastcross.training.run_folder import Run, read_json, write_json
@@ -107,6 +107,7 @@ class Experiment:
         folder: Path | str,
         *,
         show: Show | None = None,
+        progress: Progress | None = None,
         processes: Processes = ALONE,
         go_on: bool = False,
         opened: Opened | None = None,
@@ -115,6 +116,7 @@ class Experiment:
 
         Args:
             show: called with each line of progress.
+            progress: called with (stage, done, total) while the data is prepared.
             processes: those that train together.
             go_on: continue a folder that holds this experiment already, or just read it if it has finished.
             opened: the experiment's data, where it is open already.
@@ -122,7 +124,7 @@ class Experiment:
         path = Path(folder)
         # One process prepares the data; the others then find it.
         leads = processes.rank == 0
-        exists, cache, optimum = processes.share(self._open(path, show, go_on, opened) if leads else None)
+        exists, cache, optimum = processes.share(self._open(path, go_on, opened, show, progress) if leads else None)
         data = Cache.open(cache)
         plan = replace(self, options=self._resolve(data.schema), threads=self.threads or torch.get_num_threads())
         config = {
@@ -146,13 +148,13 @@ class Experiment:
             return trainer.fit()
 
     def _open(
-        self, path: Path, show: Show | None, go_on: bool, opened: Opened | None
+        self, path: Path, go_on: bool, opened: Opened | None, show: Show | None, progress: Progress | None
     ) -> tuple[bool, str, Mapping[str, float]]:
         """Whether the run folder is there; the cache, and the best possible logloss of its parts."""
         exists = (path / "config.json").exists()
         if exists and not go_on:
             raise CheckpointError(f"{path} already holds a run; resume it or choose another folder")
-        cache, optimum = opened or self.data.open(show)
+        cache, optimum = opened or self.data.open(show, progress=progress)
         return exists, str(cache.path.resolve()), optimum
 
     def build(self, schema: Schema) -> Model:
