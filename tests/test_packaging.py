@@ -1,8 +1,11 @@
-"""The package imports from a wheel, an editable install and a bare checkout, and never installs a module `kernels`."""
+"""The package imports from a wheel, an sdist, an editable install, a clone and a bare checkout, and never installs a
+module `kernels`."""
 
 import shutil
 import subprocess
 import sys
+import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -17,39 +20,81 @@ print(fastcross.__file__, kernels.__file__, sep="\\n")
 """
 
 
-def imported_from(cwd, *path):
+def imported_from(cwd, *path, options=(), before=""):
     """Where fastcross and fastcross.kernels come from, in a process started in ``cwd``."""
-    script = f"import sys; sys.path[:0] = {list(map(str, path))}\n{USE}"
-    run = subprocess.run([sys.executable, "-c", script], cwd=cwd, capture_output=True, text=True)
+    script = f"import sys; sys.path[:0] = {list(map(str, path))}\n{before}\n{USE}"
+    run = subprocess.run([sys.executable, *options, "-c", script], cwd=cwd, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return [Path(line) for line in run.stdout.split()]
 
 
-@pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    """A copy of the sources alone: a leftover build folder would put deleted files into the wheel."""
-    copy = tmp_path_factory.mktemp("checkout")
+def build(kind, checkout, folder):
+    """A wheel, sdist or editable wheel of the checkout, by the function that pip calls."""
+    folder.mkdir(exist_ok=True)
+    script = f"from setuptools import build_meta; build_meta.build_{kind}({str(folder)!r})"
+    run = subprocess.run([sys.executable, "-c", script], cwd=checkout, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    (file,) = folder.iterdir()
+    return file
+
+
+def unpack(wheel, folder):
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
+        return archive.namelist()
+
+
+def modules(names):
+    return {name for name in names if name.endswith((".py", "py.typed"))}
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of the sources alone, links as links."""
+    copy = tmp_path / "checkout"
     for name in ("fastcross", "kernels"):
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copytree(ROOT / name, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE", "CHANGELOG.md"):
         shutil.copy(ROOT / name, copy)
     return copy
 
 
+def sources():
+    """Every module of the checkout, and the marker that it has types."""
+    found = {f"{path.relative_to(ROOT)}" for path in (ROOT / "fastcross").rglob("*.py")} | {"fastcross/py.typed"}
+    return found | {f"fastcross/{path.relative_to(ROOT)}" for path in (ROOT / "kernels").rglob("*.py")}
+
+
 def test_wheel(checkout, tmp_path):
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", checkout]
-    subprocess.run(build, check=True, cwd=tmp_path)
-    (wheel,) = tmp_path.glob("*.whl")
-    with zipfile.ZipFile(wheel) as archive:
-        names = archive.namelist()
-        archive.extractall(tmp_path / "site")
+    names = unpack(build("wheel", checkout, tmp_path / "dist"), tmp_path / "site")
     assert {name.split("/")[0].split("-")[0] for name in names} == {"fastcross"}
-    packaged = {name for name in names if name.endswith(".py")}
-    sources = {f"fastcross/{path.relative_to(ROOT / 'fastcross')}" for path in (ROOT / "fastcross").rglob("*.py")}
-    kernels = {f"fastcross/kernels/{path.relative_to(ROOT / 'kernels')}" for path in (ROOT / "kernels").rglob("*.py")}
-    assert packaged == sources | kernels
+    assert modules(names) == sources()
     for file in imported_from(tmp_path, tmp_path / "site"):
         assert file.is_relative_to(tmp_path / "site")
+
+
+def test_what_was_deleted_is_in_no_later_wheel(checkout, tmp_path):
+    """A leftover build folder put it back."""
+    (checkout / "fastcross" / "old.py").touch()
+    (checkout / "kernels" / "gpu" / "old.py").touch()
+    assert "fastcross/old.py" in unpack(build("wheel", checkout, tmp_path / "first"), tmp_path / "site")
+    assert (checkout / "build").is_dir()
+    (checkout / "fastcross" / "old.py").unlink()
+    (checkout / "kernels" / "gpu" / "old.py").unlink()
+    assert modules(unpack(build("wheel", checkout, tmp_path / "second"), tmp_path / "site")) == sources()
+
+
+def test_sdist(checkout, tmp_path):
+    """Without a link, which some systems cannot unpack; and what is built from it is what is built from here."""
+    with tarfile.open(build("sdist", checkout, tmp_path / "dist")) as archive:
+        members = archive.getmembers()
+        archive.extractall(tmp_path / "unpacked", filter="data")
+    assert all(member.isfile() or member.isdir() for member in members)
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+    assert {path.name for path in unpacked.iterdir()} >= {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml"}
+    for file in imported_from(unpacked, ""):
+        assert file.is_relative_to(unpacked)
+    assert modules(unpack(build("wheel", unpacked, tmp_path / "wheel"), tmp_path / "site")) == sources()
 
 
 def test_bare_checkout(checkout):
@@ -57,9 +102,23 @@ def test_bare_checkout(checkout):
         assert file.is_relative_to(checkout)
 
 
-def test_editable_install(tmp_path):
-    for file in imported_from(tmp_path):
-        assert file.is_relative_to(ROOT)
+def test_clone(tmp_path):
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no repository")
+    subprocess.run(["git", "clone", "--quiet", "--depth=1", ROOT.as_uri(), tmp_path / "clone"], check=True)
+    assert (tmp_path / "clone" / "fastcross" / "kernels").is_symlink()
+    for file in imported_from(tmp_path / "clone", ""):
+        assert file.is_relative_to(tmp_path / "clone")
+
+
+def test_editable_install(checkout, tmp_path):
+    """In a process that sees no other fastcross: the packages installed here, and none of their .pth files."""
+    unpack(build("editable", checkout, tmp_path / "dist"), tmp_path / "site")
+    site, packages = tmp_path / "site", sysconfig.get_paths()["purelib"]
+    for file in imported_from(
+        tmp_path, site, packages, options=("-I", "-S"), before=f"import site; site.addsitedir({str(site)!r})"
+    ):
+        assert file.is_relative_to(checkout)
 
 
 def test_public_names():
