@@ -5,7 +5,7 @@ import shutil
 
 from fastcross._version import __version__
 from fastcross.cli.help import DESCRIPTION, EXAMPLES
-from fastcross.cli.values import at_least, integers, layers, names
+from fastcross.cli.values import at_least, integers, layers, multi_valued, names
 from fastcross.data.formats import FORMATS
 from fastcross.models import MODELS
 from fastcross.training.config import (
@@ -57,7 +57,8 @@ def build_parser() -> argparse.ArgumentParser:
     predict = command("predict", "probabilities for the rows of a file")
     predict.add_argument("run", metavar="RUN", help="run folder, or a best.safetensors file")
     predict.add_argument("data", metavar="FILE", help="a file like the one trained on, with or without labels")
-    predict.add_argument("--output", required=True, metavar="FILE", help="where to write: .csv or .npy")
+    predict.add_argument("--output", required=True, metavar="FILE", help="where to write: .csv, .parquet or .npy")
+    predict.add_argument("--id-column", metavar="NAME", help="a column of FILE to carry over, to know the rows by")
     _add_reading(predict)
     _add_trained_on(predict)
 
@@ -87,25 +88,41 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_preparation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reading the input")
-    formats = ("auto", *FORMATS)
-    group.add_argument("--format", default="auto", choices=formats, help="default: by the file's name and columns")
-    group.add_argument("--label", metavar="COLUMN", help="the label's column (csv, parquet)")
-    group.add_argument("--columns", metavar="JSON", help="file that declares label, dense, categorical, bags …")
+    group.add_argument("--format", default="auto", choices=("auto", *FORMATS), help="default: by the file's beginning")
     group.add_argument(
         "--split",
         metavar="SPLIT",
         help="time (first 6/7 train, the rest halved), random, with fractions as in random:0.8,0.1,0.1, files, or one "
-        "fraction for training, the rest for test (default: the format's)",
+        "fraction for training, the rest for test (default: time)",
     )
+    group.add_argument("--time-column", metavar="NAME", help="orders the rows for --split time, if the file does not")
     group.add_argument("--split-seed", type=at_least(0), default=0, metavar="N", help="of a random split (default: 0)")
-    group.add_argument("--min-frequency", type=at_least(0), metavar="N", help="rarer values share the unknown id")
-    group.add_argument(
-        "--hash-buckets", type=at_least(1), metavar="N", help="hash values into N ids, without vocabularies"
+    group.add_argument("--min-frequency", type=at_least(0), metavar="N", help="rarer values share one id (default: 10)")
+    group.add_argument("--hash-buckets", type=at_least(1), metavar="N", help="hash values into N ids, no vocabularies")
+    _add_reading(group)
+    group = parser.add_argument_group(
+        "columns of csv and parquet files", "What is not said here is inferred from the rows, and printed with reasons."
     )
-    _add_reading(parser)
+    group.add_argument("--label", metavar="NAME", help="default: label, click, clicked, target or y")
+
+    def add(flag: str, help: str) -> None:
+        group.add_argument(flag, type=names, action="extend", metavar="A,B", help=help)
+
+    add("--categorical", "columns whose values are names or ids")
+    add("--dense", "columns whose values are quantities")
+    group.add_argument(
+        "--multi",
+        type=multi_valued,
+        action="append",
+        metavar="NAME:SEP",
+        help="a column with several values per row and what is between them, as in 'genres:|'; repeat it for more",
+    )
+    add("--datetime", "columns that become the hour and the weekday")
+    add("--drop", "columns to leave out")
+    group.add_argument("--columns", metavar="JSON", help="a file with label, dense, categorical, bags, classes …")
 
 
-def _add_reading(parser: argparse.ArgumentParser) -> None:
+def _add_reading(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--on-error",
         default="stop",

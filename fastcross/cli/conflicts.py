@@ -7,7 +7,13 @@ from pathlib import Path
 PREPARATION = (
     "format",
     "label",
+    "categorical",
+    "dense",
+    "multi",
+    "datetime",
+    "drop",
     "columns",
+    "time_column",
     "split",
     "split_seed",
     "min_frequency",

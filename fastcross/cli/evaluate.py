@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fastcross.cli.conflicts import refuse
 from fastcross.cli.outputs import check_output, refuse_overwriting
-from fastcross.cli.printing import bar, print_metrics, report_reading
+from fastcross.cli.printing import bar, bars, print_metrics, report_reading
 from fastcross.data import read_for_prediction
 from fastcross.training.evaluate import evaluate as evaluate_part
 from fastcross.training.evaluate import predict as predict_logits
@@ -20,17 +20,20 @@ def evaluate(args: Namespace) -> int:
         refuse(args, "a file, all rows of which are evaluated", ("part",))
     else:
         refuse(args, "a cache, whose rows are known to be good", ("on_error",))
+    lost = False
     output = check_output(args.output, (".json",), args.run) if args.output else None
     trained = load_model(args.run)
     if reads_file:
-        rows = read_for_prediction(args.data, trained.open_cache(args.cache), on_error=args.on_error, labelled=True)
-        if output:
-            refuse_overwriting(output, rows.paths)
-        with bar("evaluate", None) as shown:
-            logits, label = predict_logits(trained.model, rows, progress=shown.update)
+        with bars("evaluate") as progress:
+            rows = read_for_prediction(
+                args.data, trained.open_cache(args.cache), on_error=args.on_error, labelled=True, progress=progress
+            )
+            if output:
+                refuse_overwriting(output, rows.paths)
+            logits, label = predict_logits(trained.model, rows)
         assert label is not None
         found = {args.data: summarise(logits, label)}
-        report_reading(rows)
+        lost = report_reading(rows)
     else:
         cache = trained.open_cache(args.data or args.cache)
         with bar("evaluate", cache.sizes.get(args.part)) as shown:
@@ -38,4 +41,4 @@ def evaluate(args: Namespace) -> int:
     print_metrics(found)
     if output:
         write_json(output, found)
-    return 0
+    return 1 if lost else 0

@@ -53,18 +53,47 @@ def dataset(args: Namespace) -> Dataset:
 def preparation(args: Namespace) -> dict[str, Any]:
     """The arguments of `prepare`; what was not given is left to it."""
     options: dict[str, Any] = {"seed": args.split_seed, "on_error": args.on_error}
-    if args.columns:
-        options["columns"] = json.loads(Path(args.columns).read_text())
-        if args.label:
-            options["columns"]["label"] = args.label
-    elif args.label:
-        options["columns"] = args.label
+    if columns := _columns(args):
+        options["columns"] = columns
     if args.split:
         options["split"] = _split(args.split)
-    for name in ("format", "min_frequency", "hash_buckets"):
+    for name in ("format", "min_frequency", "hash_buckets", "time_column"):
         if (value := getattr(args, name)) is not None:
             options[name] = value
     return options
+
+
+def _columns(args: Namespace) -> dict[str, Any] | None:
+    """What is declared, in a file or by options; columns that options do not name are inferred."""
+    kinds = ("categorical", "dense", "multi", "datetime", "drop")
+    given = [flag(name) for name in kinds if getattr(args, name)]
+    if args.columns:
+        if given:
+            raise ValueError(f"declare columns in the file of --columns or by {', '.join(given)}, not both")
+        declared = _read_columns(Path(args.columns))
+        return {**declared, "label": args.label} if args.label else declared
+    if not given and not args.label:
+        return None
+    from fastcross.data import Columns
+
+    return Columns.declare(
+        args.label,
+        dense=args.dense or (),
+        categorical=args.categorical or (),
+        multi=dict(args.multi or ()),
+        datetimes=args.datetime or (),
+        drop=args.drop or (),
+    ).to_dict()
+
+
+def _read_columns(path: Path) -> dict[str, Any]:
+    try:
+        declared = json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(declared, dict):
+        raise ValueError(f'{path} must hold an object as in {{"label": "clicked", "dense": ["age"]}}; got {declared!r}')
+    return declared
 
 
 def _split(text: str) -> str:

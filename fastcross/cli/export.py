@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from fastcross.cli.outputs import check_output
 from fastcross.cli.printing import show
 from fastcross.interop.export import export as export_model
 from fastcross.training.run_folder import Run
@@ -14,9 +15,7 @@ from fastcross.training.trained import load_model
 
 
 def export(args: Namespace) -> int:
-    output = Path(args.output)
-    if output.suffix not in (".pt2", ".onnx"):
-        raise ValueError(f"the output must end in .pt2 or .onnx; got {output.name}")
+    output = check_output(args.output, (".pt2", ".onnx"), args.run)
     trained = load_model(args.run, "cpu")
     schema = trained.schema
     dense = torch.zeros(2, len(schema.dense_names))

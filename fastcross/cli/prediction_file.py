@@ -23,7 +23,7 @@ class Writer(Protocol):
 
 
 @contextlib.contextmanager
-def prediction_file(path: Path, classes: Sequence[str], id_field: pa.Field | None = None) -> Iterator[Writer]:
+def prediction_file(path: Path, classes: Sequence[str], id_column: str | None = None) -> Iterator[Writer]:
     """Writes predictions in the format of the file's name; the file is there when the block ends without error.
 
     CSV and Parquet have the columns `row` (from 1), the id column if there is one, and probabilities: of the second of
@@ -31,17 +31,28 @@ def prediction_file(path: Path, classes: Sequence[str], id_field: pa.Field | Non
     column `class` holds the likeliest one. A row that could not be read has its number and nothing more. NumPy's format
     holds the probabilities alone, (rows,) or (rows, classes), NaN for such a row.
     """
+    names = _column_names(classes, id_column)
     with atomic(path) as temporary, contextlib.ExitStack() as stack:
         if path.suffix == ".npy":
             array = _ArrayFile(stack.enter_context(open(temporary, "wb")), len(classes))
             yield array
             array.finish()
         elif path.suffix == ".parquet":
-            schema = _schema(classes, id_field)
-            yield _ParquetFile(stack.enter_context(pyarrow.parquet.ParquetWriter(temporary, schema)), schema, classes)
+            yield _ParquetFile(temporary, names, classes, stack)
         else:
             file = stack.enter_context(open(temporary, "w", newline="", encoding="utf-8"))
-            yield _CsvFile(file, _schema(classes, id_field), classes)
+            yield _CsvFile(file, names, classes)
+
+
+def _column_names(classes: Sequence[str], id_column: str | None) -> list[str]:
+    plain = tuple(classes) == ("0", "1")
+    shown = classes[1:] if len(classes) == 2 else classes
+    predicted = ["probability"] if plain else [*(f"probability_{name}" for name in shown), "class"]
+    if id_column in predicted:
+        raise ValueError(f"the id column {id_column} has the name of a column of the output")
+    if id_column is None:
+        return ["row", *predicted]
+    return ["row_number" if id_column == "row" else "row", id_column, *predicted]
 
 
 class _ArrayFile:
@@ -67,42 +78,36 @@ class _ArrayFile:
 
 
 class _ParquetFile:
-    def __init__(self, file: pyarrow.parquet.ParquetWriter, schema: pa.Schema, classes: Sequence[str]) -> None:
-        self.file, self.schema, self.classes = file, schema, classes
+    """Opened with the first rows, which tell the type of the ids."""
+
+    def __init__(self, path: Path, names: list[str], classes: Sequence[str], stack: contextlib.ExitStack) -> None:
+        self.path, self.names, self.classes, self.stack = path, names, classes, stack
+        self.file: pyarrow.parquet.ParquetWriter | None = None
 
     def write(self, rows: Array, ids: pa.Array | None, probability: Array) -> None:
         columns = [pa.array(rows, pa.int64()), *([ids] if ids is not None else [])]
         by_class = probability.reshape(len(probability), -1).T
         columns += [pa.array(column, pa.float64(), from_pandas=True) for column in by_class]
-        if "class" in self.schema.names:
+        if self.names[-1] == "class":
             columns.append(pa.array(_likeliest(probability, self.classes), pa.string()))
-        self.file.write_table(pa.Table.from_arrays(columns, schema=self.schema))
+        table = pa.Table.from_arrays(columns, self.names)
+        if self.file is None:
+            self.file = self.stack.enter_context(pyarrow.parquet.ParquetWriter(self.path, table.schema))
+        self.file.write_table(table)
 
 
 class _CsvFile:
-    def __init__(self, file: IO[str], schema: pa.Schema, classes: Sequence[str]) -> None:
-        self.writer, self.classes, self.named = csv.writer(file, lineterminator="\n"), classes, "class" in schema.names
-        self.writer.writerow(schema.names)
+    def __init__(self, file: IO[str], names: list[str], classes: Sequence[str]) -> None:
+        self.writer, self.names, self.classes = csv.writer(file, lineterminator="\n"), names, classes
+        self.writer.writerow(names)
 
     def write(self, rows: Array, ids: pa.Array | None, probability: Array) -> None:
         by_class = probability.reshape(len(probability), -1).T.tolist()
         columns: list[Iterable[Any]] = [rows.tolist(), *([ids.to_pylist()] if ids is not None else [])]
         columns += [["" if p != p else f"{p:.9g}" for p in column] for column in by_class]
-        if self.named:
+        if self.names[-1] == "class":
             columns.append(_likeliest(probability, self.classes))
         self.writer.writerows(zip(*columns, strict=True))
-
-
-def _schema(classes: Sequence[str], id_field: pa.Field | None) -> pa.Schema:
-    plain = tuple(classes) == ("0", "1")
-    shown = classes[1:] if len(classes) == 2 else classes
-    names = ["probability"] if plain else [f"probability_{name}" for name in shown]
-    predicted = [*((name, pa.float64()) for name in names), *([] if plain else [("class", pa.string())])]
-    if id_field is None:
-        return pa.schema([("row", pa.int64()), *predicted])
-    if id_field.name in (name for name, _ in predicted):
-        raise ValueError(f"the id column {id_field.name} has the name of a column of the output")
-    return pa.schema([("row" if id_field.name != "row" else "row_number", pa.int64()), id_field, *predicted])
 
 
 def _likeliest(probability: Array, classes: Sequence[str]) -> list[str | None]:

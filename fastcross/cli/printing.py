@@ -31,8 +31,9 @@ def bar(stage: str, total: int | None, unit: str = " rows") -> "tqdm[Any]":
 
 
 @contextlib.contextmanager
-def bars() -> Iterator[Callable[[str, int, int], None]]:
-    """A function of (stage, done, total), as :func:`fastcross.data.prepare` takes it: one bar for each stage."""
+def bars(name: str | None = None) -> Iterator[Callable[[str, int, int], None]]:
+    """A function of (stage, done, total), as :func:`fastcross.data.prepare` takes it: one bar for each stage, or of
+    this name."""
     shown: dict[str, tqdm[Any]] = {}  # the bar of the present stage
 
     def close() -> None:
@@ -42,7 +43,7 @@ def bars() -> Iterator[Callable[[str, int, int], None]]:
     def progress(stage: str, done: int, total: int) -> None:
         if stage not in shown:
             close()
-            shown[stage] = bar(stage, total, "B" if stage == "read" else "")
+            shown[stage] = bar(name or stage, total, "B" if stage in ("read", "predict") else "")
         shown[stage].update(done - shown[stage].n)
         if done >= total:
             close()
@@ -53,8 +54,11 @@ def bars() -> Iterator[Callable[[str, int, int], None]]:
         close()
 
 
-def report_reading(rows: Any) -> None:
-    """What was met in a file that the model had not seen: bad rows that were skipped, values it does not know."""
+def report_reading(rows: Any) -> bool:
+    """What was met in a file that the model had not seen: bad rows that were skipped, values it does not know.
+
+    Returns whether a part of the file was lost, of which nobody knows how many rows it held.
+    """
     if rows.problems:
         show(f"skipped {len(rows.problems):,} bad rows, such as: {rows.problems.examples[0]}")
     unknown = {name: count for name, count in rows.unknown.items() if count}
@@ -62,6 +66,9 @@ def report_reading(rows: Any) -> None:
         worst = sorted(unknown, key=unknown.__getitem__, reverse=True)[:3]
         most = ", ".join(f"{name} {unknown[name] / rows.rows:.1%}" for name in worst)
         show(f"values unknown to the model, treated as rare: {most} of the rows")
+    for message in rows.problems.truncated:
+        show(f"warning: {message}")
+    return bool(rows.problems.truncated)
 
 
 def print_metrics(result: Mapping[str, Any]) -> None:

@@ -45,3 +45,11 @@ def layers(text: str) -> list[int]:
             raise ArgumentTypeError(f"expected layer sizes as in 1024,1024 or 292x6, or 0 for none; got {text!r}")
         sizes += [int(match[1])] * int(match[2] or 1)
     return [size for size in sizes if size]
+
+
+def multi_valued(text: str) -> tuple[str, str]:
+    """genres:| is the column genres, with | between its values; genres alone is the same."""
+    name, _, separator = text.partition(":")
+    if not name:
+        raise ArgumentTypeError(f"expected a column and its separator as in genres:|; got {text!r}")
+    return name, separator or "|"

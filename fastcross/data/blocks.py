@@ -38,7 +38,7 @@ class Block:
     categorical: list[Coded]
     bags: list[Coded]
     time: Array | None = None  # (rows,) float64, of the column that orders the rows
-    carried: pa.Array | None = None  # (rows,) strings of the column to carry along
+    carried: pa.Array | None = None  # (rows,) of the column to carry along: texts, or Parquet's own type
     skipped: list[int] = field(default_factory=list)  # rows that were left out, counted from 0 among all of the block
 
 
@@ -62,8 +62,14 @@ def to_block(
         categorical=categorical,
         bags=[_bag(table, name, columns, trim) for name in columns.bags or ()],
         time=_time(table[columns.time], columns) if labelled and columns.time else None,
-        carried=pc.cast(as_text(table[carry]), pa.string()).combine_chunks() if carry else None,
+        carried=_carried(table[carry]) if carry else None,
     )
+
+
+def _carried(column: pa.ChunkedArray) -> pa.Array:
+    """In a type of its own, so that a number stays the number it is in other tables."""
+    textual = pa.types.is_binary(column.type) or pa.types.is_dictionary(column.type)
+    return (pc.cast(as_text(column), pa.string()) if textual else column).combine_chunks()
 
 
 def _numbers(column: pa.ChunkedArray, name: str) -> Array:

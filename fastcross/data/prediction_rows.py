@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -47,7 +48,9 @@ class PredictionRows:
     rows: how many there were; unknown: per column, how many values were not in the vocabulary and became id 0;
     problems: the bad rows that were skipped (on_error="skip"), with their lines, and files that break off;
     skipped: their numbers among all rows of the files, counted from 0 without header and blank lines; numbers: those of
-    the rows that were read; ids: the texts of the id column. So prediction i is that of row numbers[i], called ids[i].
+    the rows that were read; ids: the values of the id column. So prediction i is that of row numbers[i], called ids[i].
+    Those who use the rows as they come find all of this up to date for the batches so far, and may take arrays out of
+    id_blocks, which hold the ids in order, so that they do not pile up.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class PredictionRows:
         self.unknown = dict.fromkeys((*schema.categorical_names, *schema.bag_names), 0)
         self.problems = Problems(on_error)
         self.skipped: list[int] = []
-        self._ids: list[pa.Array] = []
+        self.id_blocks: list[pa.Array] = []
 
     @property
     def numbers(self) -> npt.NDArray[np.int64]:
@@ -80,8 +83,8 @@ class PredictionRows:
         return np.delete(np.arange(self.rows + len(self.skipped)), self.skipped)
 
     @property
-    def ids(self) -> list[str | None]:
-        return [text for array in self._ids for text in array.to_pylist()]
+    def ids(self) -> list[Any]:
+        return [value for array in self.id_blocks for value in array.to_pylist()]
 
     def __iter__(self) -> Iterator[Batch]:
         self._reset(self.problems.on_error)
@@ -103,7 +106,7 @@ class PredictionRows:
         self.skipped += [first + i for i in block.skipped]
         self.rows += block.rows
         if block.carried is not None:
-            self._ids.append(block.carried)
+            self.id_blocks.append(block.carried)
         batch, unknown = self.encoder.encode(block)
         for name, count in unknown.items():
             self.unknown[name] += count

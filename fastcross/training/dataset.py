@@ -44,11 +44,12 @@ class Dataset:
 
     def open(self, show: Show | None = None, *, progress: Progress | None = None) -> Opened:
         """The cache, made first if need be, and the best possible logloss of each of its parts, where known."""
+        show = show or _silent
         if not self.files:
-            return self._generate(show or _silent, progress)
+            return self._generate(show, progress)
         if len(self.files) == 1 and Path(self.files[0]).is_dir():
-            return Cache.open(self.files[0]), {}
-        return self._prepare(show or _silent, progress), {}
+            return _shown(Cache.open(self.files[0]), show), {}
+        return self._prepare(show, progress), {}
 
     def _generate(self, show: Show, progress: Progress | None) -> Opened:
         from fastcross.data.generate import read_info, write_click_log  # needs pyarrow, which a cache does not
@@ -71,10 +72,7 @@ class Dataset:
 
         folder = self.cache or self._folder()
         cache = prepare(self.files, folder, progress=progress or False, **self.preparation)
-        if skipped := cache.manifest["skipped"]["rows"]:
-            show(f"skipped {skipped:,} bad rows, such as: {cache.manifest['skipped']['examples'][0]}")
-        show(f"data: {folder}, {', '.join(f'{size:,} {part}' for part, size in cache.sizes.items())} rows")
-        return cache
+        return _shown(cache, show)
 
     def _folder(self) -> str:
         """One for these files under these options."""
@@ -82,6 +80,15 @@ class Dataset:
         key = json.dumps([paths, dict(self.preparation)], sort_keys=True, default=str)
         name = f"{Path(self.files[0]).name.split('.')[0]}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
         return str(user_folder() / name)
+
+
+def _shown(cache: Cache, show: Show) -> Cache:
+    """What was made of the data, at every training: a column that was taken for the wrong kind costs accuracy."""
+    show(f"data: {cache.path}\n{cache.report}")
+    skipped = cache.manifest["skipped"]
+    if skipped["rows"]:
+        show(f"skipped {skipped['rows']:,} bad rows, such as: {skipped['examples'][0]}")
+    return cache
 
 
 def _silent(line: str) -> None:

@@ -1,12 +1,21 @@
 """fastcross predict as a user types it."""
 
 import csv
+import gzip
+import os
+import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+import pytest
 
 from fastcross.cli.main import main
-from tests.cli.helpers import BAD_ROWS, edited
+from fastcross.data.formats.lines import read_blocks
+from tests.cli.helpers import BAD_ROWS, SMALL, edited
 
 
 def test_predict_csv_and_npy_agree_labels_or_not(run, log):
@@ -31,10 +40,142 @@ def test_predict_reports_unknown_values(run, log, capsys):
     assert "C1 100.0% of the rows" in capsys.readouterr().err
 
 
+def rows_of(path):
+    """The rows of a prediction file, as a list of dicts; what is absent is None."""
+    if path.endswith(".parquet"):
+        return pyarrow.parquet.read_table(path).to_pylist()
+    with open(path, newline="") as file:
+        return [{name: value or None for name, value in row.items()} for row in csv.DictReader(file)]
+
+
 def test_bad_rows_at_prediction(run, log, capsys, tmp_path, fails):
     (tmp_path / "bad.txt").write_bytes(edited(log, 17, BAD_ROWS["columns"][0]))
     assert "bad.txt, line 17" in fails("predict", run, "bad.txt", "--output", "p.csv")
     assert not (tmp_path / "p.csv").exists()
     assert main(["predict", str(run), "bad.txt", "--output", "p.csv", "--on-error", "skip"]) == 0
-    assert "skipped 1 bad rows" in capsys.readouterr().err
-    assert len(Path("p.csv").read_text().splitlines()) == 2000  # a header and 1,999 predictions
+    captured = capsys.readouterr().err
+    assert "skipped 1 bad rows" in captured
+    assert "1,999 predictions" in captured
+    assert len(rows_of("p.csv")) == 2000
+
+
+@pytest.mark.parametrize("bad", [(1,), (17, 18, 900), (1999, 2000), (1, 2, 3, 1000, 2000)], ids=str)
+def test_a_bad_row_keeps_its_place(run, log, bad, monkeypatch):
+    """One row of output for each row of input, whatever batches and blocks of the file its neighbours are in."""
+    monkeypatch.setattr("fastcross.data.formats.text.read_blocks", partial(read_blocks, block_bytes=100_000))
+    lines = log.read_bytes().splitlines(keepends=True)
+    for number in bad:
+        lines[number - 1] = b"what is this?\n"
+    Path("bad.txt").write_bytes(b"".join(lines))
+    assert main(["predict", str(run), str(log), "--output", "whole.npy"]) == 0
+    for output in ("p.npy", "p.csv", "p.parquet"):
+        command = ["predict", str(run), "bad.txt", "--output", output, "--on-error", "skip"]
+        assert main(command if output.endswith(".npy") else [*command, "--id-column", "C3"]) == 0
+    expected = np.load("whole.npy")
+    expected[np.array(bad) - 1] = np.nan
+    np.testing.assert_allclose(np.load("p.npy"), expected, rtol=1e-6)
+    for output in ("p.csv", "p.parquet"):
+        rows = rows_of(output)
+        assert [int(row["row"]) for row in rows] == list(range(1, 2001))
+        assert [number for number, row in enumerate(rows, 1) if row["probability"] is None] == list(bad)
+        found = [float(row["probability"] or "nan") for row in rows]
+        np.testing.assert_allclose(found, expected, rtol=1e-6)
+        ids = [line.decode().split("\t")[16] if len(line) > 20 else None for line in lines]
+        assert [row["C3"] for row in rows] == ids
+
+
+@pytest.fixture(scope="module", params=["yes or no", "three classes"])
+def fruit(request, tmp_path_factory):
+    """A run on a CSV file with named classes, and that file; its rows are numbered."""
+    folder = tmp_path_factory.mktemp("fruit")
+    classes = ("no", "yes") if request.param == "yes or no" else ("apple", "pear", "sloe, dried")
+    with open(folder / "fruit.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(("number", "colour", "weight", "ripe"))
+        for i in range(600):
+            label = classes[i % len(classes)]
+            writer.writerow((f"n{i}", f"colour {i % 7}", (i % len(classes)) * 10 + i % 3, label))
+    options = ["--label", "ripe", "--drop", "number", "--split", "random", "--lr", "0.05", "--epochs", "10"]
+    command = ["train", "--data", str(folder / "fruit.csv"), "--cache", str(folder / "cache"), *SMALL, *options]
+    assert main([*command, "--batch-size", "32", "--run", str(folder / "run")]) == 0
+    return folder / "run", folder / "fruit.csv", classes
+
+
+def test_predictions_carry_the_names_of_the_classes_and_an_id(fruit, capsys):
+    run, data, classes = fruit
+    for output in ("p.csv", "p.parquet"):
+        assert main(["predict", str(run), str(data), "--output", output, "--id-column", "number"]) == 0
+        named = "the class yes" if len(classes) == 2 else f"the classes {', '.join(classes)}"
+        assert f"600 predictions, the probability of {named}: {output}" in capsys.readouterr().err
+        rows = rows_of(output)
+        shown = classes[1:] if len(classes) == 2 else classes
+        assert list(rows[0]) == ["row", "number", *(f"probability_{name}" for name in shown), "class"]
+        assert [row["number"] for row in rows] == [f"n{i}" for i in range(600)]
+        # The weight tells the classes apart, so the likeliest one is the right one.
+        assert [row["class"] for row in rows] == [classes[i % len(classes)] for i in range(600)]
+    assert main(["predict", str(run), str(data), "--output", "p.npy"]) == 0
+    assert np.load("p.npy").shape == ((600,) if len(classes) == 2 else (600, 3))
+
+
+def test_the_id_column_is_checked(fruit, fails):
+    run, data, _ = fruit
+    message = fails("predict", run, data, "--output", "p.csv", "--id-column", "nobody")
+    assert "no column nobody; the columns are number, colour, weight, ripe" in message
+
+
+def test_the_id_of_a_parquet_file_keeps_its_type(tmp_path):
+    number = pa.array(range(300), pa.int64())
+    table = pa.table({"row": number, "colour": [f"{i % 7}" for i in range(300)], "label": [i % 2 for i in range(300)]})
+    pyarrow.parquet.write_table(table, "t.parquet")
+    assert main(["train", "--data", "t.parquet", "--drop", "row", "--split", "random", "--run", "r", *SMALL]) == 0
+    assert main(["predict", "r", "t.parquet", "--output", "p.parquet", "--id-column", "row"]) == 0
+    found = pyarrow.parquet.read_table("p.parquet")
+    assert found.column_names == ["row_number", "row", "probability"]
+    assert found["row"].combine_chunks() == number
+
+
+@pytest.mark.parametrize("link", ["itself", "symbolic link", "hard link"])
+def test_the_output_does_not_overwrite_the_input(fruit, fails, link):
+    run, original, _ = fruit
+    shutil.copy(original, "fruit.csv")
+    output = {"itself": "./fruit.csv", "symbolic link": "s.csv", "hard link": "h.csv"}[link]
+    os.symlink("fruit.csv", "s.csv")
+    os.link("fruit.csv", "h.csv")
+    message = fails("predict", run, "fruit.csv", "--output", output)
+    assert "would overwrite fruit.csv, which is read" in message
+    assert "would overwrite fruit.csv" in fails("predict", run, "fru*.csv", "--output", output)
+    assert Path("fruit.csv").read_bytes() == original.read_bytes()
+
+
+def test_the_output_does_not_overwrite_the_run(run, log, fails):
+    config = (run / "config.json").read_bytes()
+    assert "would overwrite" in fails("evaluate", run, "--output", run / "config.json")
+    assert "would overwrite" in fails("predict", run, log, "--output", run / "metrics.csv")
+    assert (run / "config.json").read_bytes() == config
+
+
+def test_an_output_that_cannot_be_written_is_an_error_before_the_work(run, log, fails, monkeypatch, tmp_path):
+    monkeypatch.setattr("fastcross.cli.predict.load_model", lambda *_: pytest.fail("the model was read"))
+    monkeypatch.setattr("fastcross.cli.evaluate.load_model", lambda *_: pytest.fail("the model was read"))
+    monkeypatch.setattr("fastcross.cli.export.load_model", lambda *_: pytest.fail("the model was read"))
+    (tmp_path / "folder.csv").mkdir()
+    assert "there is no folder nowhere to write p.csv to" in fails("predict", run, log, "--output", "nowhere/p.csv")
+    assert "there is no folder nowhere" in fails("evaluate", run, "--output", "nowhere/m.json")
+    assert "there is no folder nowhere" in fails("export", run, "--output", "nowhere/m.onnx")
+    assert "folder.csv is a folder" in fails("predict", run, log, "--output", "folder.csv")
+    assert "must end in .json; got m.csv" in fails("evaluate", run, "--output", "m.csv")
+
+
+def test_a_file_that_breaks_off_says_so_and_returns_1(run, log, capsys, tmp_path, fails):
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(log.read_bytes())[:-5000])
+    assert "cut.txt.gz, line" in fails("predict", run, "cut.txt.gz", "--output", "p.csv")
+    assert not (tmp_path / "p.csv").exists()
+    capsys.readouterr()
+    assert main(["predict", str(run), "cut.txt.gz", "--output", "p.csv", "--on-error", "skip"]) == 1
+    captured = capsys.readouterr().err
+    whole = len(rows_of("p.csv"))
+    assert 1000 < whole < 2000
+    assert f"warning: cut.txt.gz, line {whole + 1}: the gzip stream is damaged or ends early" in captured
+    assert "all from here on is lost" in captured
+    assert main(["evaluate", str(run), "--data", "cut.txt.gz", "--on-error", "skip"]) == 1
+    assert main(["prepare", "cut.txt.gz", "--cache", "c", "--on-error", "skip"]) == 1

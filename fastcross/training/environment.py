@@ -1,0 +1,77 @@
+"""The machine and the packages that fastcross runs on, for a report of a defect."""
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator
+
+import torch
+
+from fastcross._version import __version__
+from fastcross.ops.backends import choose
+
+PACKAGES = (
+    "numba",
+    "triton",
+    "numpy",
+    "pyarrow",
+    "safetensors",
+    "tqdm",
+    "matplotlib",
+    "onnx",
+    "onnxscript",
+    "torchrec",
+)
+SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES")
+
+
+def describe_environment() -> Iterator[str]:
+    """What a report of a defect should say, line by line."""
+    yield f"fastcross {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield (
+        f"CPU: {_processor()}, {_usable_cores()} cores to use of {os.cpu_count()}, {torch.get_num_threads()} threads"
+    )
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    yield f"GPU: {', '.join(gpus) or 'none'}; PyTorch is built for {_built_for()}"
+    yield f"backends: {', '.join(_backends())}"
+    yield "packages: torch " + torch.__version__ + "".join(f", {name} {_version(name)}" for name in PACKAGES)
+    settings = {name: os.environ[name] for name in SETTINGS if name in os.environ}
+    yield "environment: " + (", ".join(f"{name}={value}" for name, value in settings.items()) or "nothing set")
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _backends() -> list[str]:
+    """What can run here, and why the others cannot."""
+    found = ["torch", "reference"]
+    for name, device in (("numba", "cpu"), ("triton", "cuda" if torch.cuda.is_available() else "cpu")):
+        try:
+            found.append(choose(name, torch.device(device), torch.float32))
+        except ValueError as error:
+            found.append(f"not {name} ({error})")
+    return found
+
+
+def _built_for() -> str:
+    return (
+        f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {hip}" if (hip := torch.version.hip) else "CPUs"
+    )
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    """Its name, as Linux tells it."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()} ({platform.machine()})"
+    return platform.processor() or platform.machine()
