@@ -1,7 +1,5 @@
 """fastcross export and convert: a trained model, or a run's checkpoints, in another form."""
 
-import os
-import tempfile
 from argparse import Namespace
 from pathlib import Path
 
@@ -22,13 +20,18 @@ def export(args: Namespace) -> int:
     categorical = torch.zeros(2, len(schema.cardinalities), dtype=torch.int64)
     bags = tuple((torch.zeros(3, dtype=torch.int64), torch.tensor([0, 1])) for _ in schema.bag_names)
     inputs = (dense, categorical, bags) if bags else (dense, categorical)
-    with tempfile.TemporaryDirectory(dir=output.parent) as folder:
-        export_model(trained.model, Path(folder) / output.name, inputs, to=output.suffix[1:])
-        os.replace(Path(folder) / output.name, output)
-    show(
-        f"exported, inputs dense {tuple(dense.shape[1:])}, categorical {tuple(categorical.shape[1:])} per row: {output}"
-    )
+    export_model(trained.model, output, inputs, to=output.suffix[1:])
+    show(f"exported: {output}; its inputs, for any batch size:")
+    show(f"  dense        float32 (batch, {dense.shape[1]})  {_listed(schema.dense_names)}")
+    show(f"  categorical  int64   (batch, {categorical.shape[1]})  {_listed(schema.categorical_names)}")
+    for i, name in enumerate(schema.bag_names):  # as torch.export names them; a .pt2 takes ((values, offsets), …)
+        show(f"  bags_{i}_0     int64   (values,)   the ids of {name}, row after row")
+        show(f"  bags_{i}_1     int64   (batch,)    where the ids of {name} begin in each row")
     return 0
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:6]) + (f" … {names[-1]}" if len(names) > 6 else "")
 
 
 def convert(args: Namespace) -> int:

@@ -5,18 +5,23 @@ depth, and nothing of fastcross is needed where the file runs.
 """
 
 import importlib.util
-from collections.abc import Iterator
-from contextlib import contextmanager
+import io
+import os
+import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
 from fastcross.extras import needs
+from fastcross.files import atomic
+from fastcross.interop.trace import trace
 
 TARGETS = {"pt2": (), "onnx": ("onnx", "onnxscript")}
+# A protobuf holds 2 GiB: larger tables go into a second file beside it, which the first one names.
+PROTOBUF_BYTES = 2**30
 
 
 def export(model: nn.Module, path: str | Path, example_inputs: Any, to: str = "pt2") -> Path:
@@ -25,12 +30,13 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any, to: str = "p
     Args:
         model: any module whose inputs are tensors with the batch first; our DCN, or another package's after ``swap``.
         path: the file to write.
-        example_inputs: a tensor or a tuple of what the model's forward takes; only shapes and dtypes matter.
+        example_inputs: a tensor or a tuple of what the model's forward takes; only shapes and dtypes matter. A bag is a
+            tuple (values, offsets) or (values, offsets, weights).
         to: "pt2", compiled machine code for this kind of machine: load it with
             ``torch._inductor.aoti_load_package(path)``; or "onnx", for onnxruntime and others.
 
     Returns:
-        The path.
+        The path. Tables of more than 1 GiB lie in a second file beside an ONNX file, named ``*.onnx.data``.
     """
     if to not in TARGETS:
         raise ValueError(f"to must be one of {', '.join(TARGETS)}; got {to!r}")
@@ -43,62 +49,67 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any, to: str = "p
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
     program = trace(model, example_inputs)
-    if to == "pt2":
-        torch._inductor.aoti_compile_and_package(program, package_path=str(path))
-    else:
-        # A protobuf holds 2 GiB: larger tables go into a second file beside it.
-        size = sum(value.nbytes for value in program.state_dict.values())
-        names = _first_dimensions(_at_least_two_rows(example_inputs), batch="batch", other=None)
-        torch.onnx.export(
-            program, (), str(path), dynamo=True, dynamic_shapes=names, external_data=size > 2**30, verbose=False
-        )
+    try:
+        _write_package(program, path) if to == "pt2" else _write_onnx(program, path)
+    except OSError as error:  # such as a full disk; some of PyTorch's writers do not name the file
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
     return path
 
 
-def trace(model: nn.Module, example_inputs: Any) -> torch.export.ExportedProgram:
-    """``torch.export`` of the model in evaluation mode, for any batch size from 1.
+def _write_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
+    from fastcross.interop.onnx import to_onnx
 
-    The first tensor's first dimension is the batch, and that of every input as long; others vary on their own.
-    """
-    inputs = _at_least_two_rows(example_inputs)
-    shapes = _first_dimensions(inputs, batch=torch.export.Dim("batch", min=1), other=torch.export.Dim.DYNAMIC)
-    with _evaluating(model), torch.no_grad():
-        return torch.export.export(model, inputs, dynamic_shapes=shapes)
-
-
-def _at_least_two_rows(example_inputs: Any) -> tuple:
-    """The inputs as a tuple; a batch of one twice, since torch.export would take it for a constant."""
-    inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
-    rows = _rows(inputs)
-    if not rows:
-        raise ValueError("example_inputs must begin with a tensor of at least one row")
-    if rows > 1:
-        return inputs
-    return pytree.tree_map_only(Tensor, lambda x: torch.cat((x, x)) if x.dim() and len(x) == 1 else x, inputs)
+    converted = to_onnx(program)
+    size = sum(value.nbytes for value in program.state_dict.values())
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        converted.save(str(Path(folder) / path.name), external_data=size > PROTOBUF_BYTES)
+        for name in sorted(os.listdir(folder), reverse=True):  # the first file last
+            with atomic(path.with_name(name)) as temporary:
+                os.replace(Path(folder) / name, temporary)
 
 
-def _first_dimensions(inputs: tuple, batch: Any, other: Any) -> Any:
-    """What torch.export wants to know of each input: its first dimension is ``batch``, or ``other`` if not as long."""
-    rows = _rows(inputs)
-
-    def describe(value: Any) -> dict[int, Any] | None:
-        if not isinstance(value, Tensor) or not value.dim():
-            return None
-        return {0: batch if len(value) == rows else other}
-
-    return pytree.tree_map(describe, inputs)
-
-
-def _rows(inputs: tuple) -> int:
-    return next((len(value) for value in pytree.tree_leaves(inputs) if isinstance(value, Tensor) and value.dim()), 0)
+def _write_package(program: torch.export.ExportedProgram, path: Path) -> None:
+    with atomic(path) as temporary, open(temporary, "wb") as file:
+        sink = _Sink(file)
+        try:
+            torch._inductor.aoti_compile_and_package(program, package_path=sink)  # type: ignore[arg-type]
+        except RuntimeError as error:
+            raise RuntimeError(f"{path}: PyTorch's compiler failed{_summary(error)}") from error
+        if sink.error is not None:
+            raise sink.error
 
 
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
+class _Sink(io.RawIOBase):
+    """A file whose first error is kept for later: PyTorch's archive writer aborts the process when a write fails."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        if self.error is None:
+            try:
+                self.file.write(data)
+                self.file.flush()
+            except OSError as error:
+                self.error = error
+        return len(data)
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """PyTorch writes from the start to the end, then goes back as if to read."""
+        return 0
+
+
+def _summary(error: Exception) -> str:
+    """What the compiler said first, and the room it had: its files go to the temporary folder."""
+    said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    folder = tempfile.gettempdir()
+    return f" ({shutil.disk_usage(folder).free / 2**20:,.0f} MiB are free in {folder}): {said}"

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import fastcross
-from fastcross.interop.export import export, trace
+from fastcross.interop.export import export
+from fastcross.interop.trace import trace
 
 BATCHES = (1, 2, 7, 512)
 
