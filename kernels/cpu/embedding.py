@@ -10,16 +10,17 @@ every row is a cache miss. Every element is summed by one thread in the order of
 bit-identical from run to run. Ids are checked as they are read.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit
+from numba import carray, njit
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 from torch import Tensor
 
+from fastcross.kernels.cpu.door import address_of_rows, addresses
 from fastcross.kernels.cpu.threads import run as run_on_threads
 from fastcross.kernels.embedding import (
     check_offsets,
@@ -32,6 +33,14 @@ from fastcross.kernels.embedding import (
 
 _RADIX_BITS = 11  # 2048 counters fit the L1 cache, and two passes sort a vocabulary of 4 million
 _WORK_PER_THREAD = 1 << 16  # elements; fewer are copied before a second thread has woken up
+
+
+@intrinsic
+def pointer(typing_context, address):
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], cgutils.voidptr_t)
+
+    return types.voidptr(types.int64), generate
 
 
 @intrinsic
@@ -56,7 +65,7 @@ def _prefetch_line(typing_context, address):
     return types.void(types.int64), generate
 
 
-def _compile(function: Callable) -> Callable:
+def compiled(function: Callable) -> Callable:
     """Compiled at its first call, which lets other threads run, and kept on disk where a cache can be written."""
     try:
         return njit(nogil=True, cache=True)(function)
@@ -65,12 +74,12 @@ def _compile(function: Callable) -> Callable:
 
 
 @njit(nogil=True)
-def _prefetch(address, size):
+def prefetch(address, size):
     for line in range(0, size, 64):
         _prefetch_line(address + line)
 
 
-@_compile
+@compiled
 def _stack_fwd_kernel(start, stop, tables, heights, widths, ids, x0, stride_x0_m, itemsize):
     K, bad = ids.shape[1], -1
     for m in range(start, stop):
@@ -78,7 +87,7 @@ def _stack_fwd_kernel(start, stop, tables, heights, widths, ids, x0, stride_x0_m
         for k in range(K):
             size = widths[k] * itemsize
             if m + 1 < stop:
-                _prefetch(tables[k] + ids[m + 1, k] * size, size)
+                prefetch(tables[k] + ids[m + 1, k] * size, size)
             if 0 <= ids[m, k] < heights[k]:
                 _copy(destination, tables[k] + ids[m, k] * size, size)
             elif bad < 0:
@@ -89,11 +98,14 @@ def _stack_fwd_kernel(start, stop, tables, heights, widths, ids, x0, stride_x0_m
 
 def stack_fwd(tables: Sequence[Tensor], ids: Tensor, x0: Tensor) -> int:
     """Fills the first columns of x0; returns -1, or m·K + k where ids[m, k] is the first id outside table k."""
-    operands = *_describe(tables), ids.numpy(), x0.data_ptr(), x0.stride(0), x0.element_size()
+    where, heights, widths = describe(tables, x0.dtype)
+    columns = x0[:, : int(widths.sum())]
+    destination = address_of_rows("x0", columns, x0.dtype, (ids.shape[0], columns.shape[1]))
+    operands = where, heights, widths, ids.numpy(), *destination, x0.element_size()
     return _first_bad(_stack_fwd_kernel, ids.shape[0], x0.numel(), operands)
 
 
-@_compile
+@compiled
 def _pool_fwd_kernel(start, stop, table, values, offsets, coefficients, x0, stride_x0_m):
     M, width, bad = len(offsets), table.shape[1], -1
     for m in range(start, stop):
@@ -139,19 +151,23 @@ def _argsort(ids, height):
     return order
 
 
-@_compile
-def _stack_bwd_kernel(start, stop, heights, widths, columns, ids, dx0, stride_dx0_m, rows, gradients, counts):
+@compiled
+def _stack_bwd_kernel(start, stop, heights, widths, columns, ids, dx0, stride_dx0_m, row_ptr, gradient_ptr, counts):
     M = ids.shape[0]
     for k in range(start, stop):
-        width, column = widths[k], columns[k]
+        width, column, most = widths[k], columns[k], min(M, heights[k])
+        rows = carray(pointer(row_ptr[k]), (most,), np.int64)
+        gradients = carray(pointer(gradient_ptr[k]), (most * width,), dx0.dtype)
         last = -1
         for m in _argsort(ids[:, k].copy(), heights[k]):
             g = dx0[m * stride_dx0_m + column : m * stride_dx0_m + column + width]
-            new = last < 0 or rows[k, last] != ids[m, k]
+            new = last < 0 or rows[last] != ids[m, k]
             if new:
                 last += 1
-                rows[k, last] = ids[m, k]
-            total = gradients[M * column + last * width : M * column + (last + 1) * width]
+                if last == most:  # more distinct ids than rows: they were changed since the forward pass
+                    break
+                rows[last] = ids[m, k]
+            total = gradients[last * width : (last + 1) * width]
             if new:
                 total[:] = g
             else:
@@ -164,16 +180,24 @@ def stack_bwd(sizes: Sequence[int], ids: Tensor, dx0: Tensor) -> list[Tensor]:
     """For each table its distinct ids in ascending order, and dx0 summed over each; ``sizes``: heights and widths."""
     M, K = ids.shape
     heights, widths = (np.array(sizes[i : 2 * K : 2], np.int64) for i in (0, 1))
-    columns = np.cumsum(widths) - widths
-    rows, counts = torch.empty((K, M), dtype=torch.int64), np.empty(K, np.int64)
-    # One buffer for all gradients: M rows for each table, of which the first `count` are used.
-    gradients = dx0.new_empty(M * int(widths.sum()))
-    results = rows.numpy(), gradients.numpy(), counts
-    operands = heights, widths, columns, ids.numpy(), _flat(dx0).numpy(), dx0.stride(0), *results
-    _run_chunks(_stack_bwd_kernel, K, dx0.numel(), operands)
+    columns, counts = np.cumsum(widths) - widths, np.empty(K, np.int64)
+    # Memory of its own for each result, as long as it can become.
+    rows = [ids.new_empty(min(M, height)) for height in heights.tolist()]
+    gradients = [dx0.new_empty((len(row), width)) for row, width in zip(rows, widths.tolist(), strict=True)]
+    results = (
+        addresses("rows", rows, torch.int64, [tuple(row.shape) for row in rows]).numpy(),
+        addresses("gradients", gradients, dx0.dtype, [tuple(gradient.shape) for gradient in gradients]).numpy(),
+        counts,
+    )
+    operands = heights, widths, columns, ids.numpy(), _flat(dx0).numpy(), dx0.stride(0)
+    run_chunks(_stack_bwd_kernel, K, dx0.numel(), (*operands, *results))
     found: list[Tensor] = []
-    for k, (count, column, width) in enumerate(zip(counts.tolist(), columns.tolist(), widths.tolist(), strict=True)):
-        found += [rows[k, :count], gradients[M * column : M * column + count * width].view(count, width)]
+    for k, count in enumerate(counts.tolist()):
+        if count > len(rows[k]):
+            raise RuntimeError(
+                f"feature {k} has {sizes[2 * k]} ids; got more: they were changed since the forward pass"
+            )
+        found += [rows[k][:count], gradients[k][:count]]
     return found
 
 
@@ -212,15 +236,16 @@ def embedding_stack_bwd(
     needs: Sequence[bool],
 ) -> list[Tensor]:
     """Ids and gradients in turn, for each table; ``sizes`` are the height and width of each. Empty if not needed."""
-    K, nothing = ids.shape[1], [ids.new_empty(0), dx0.new_empty(0)]
-    result = stack_bwd(sizes, ids, dx0) if any(needs[:K]) else nothing * K
+    K = ids.shape[1]
+    result = stack_bwd(sizes, ids, dx0) if any(needs[:K]) else [ids] * (2 * K)
     for k in range(K):
         if not needs[k]:
-            result[2 * k : 2 * k + 2] = nothing
+            result[2 * k : 2 * k + 2] = ids.new_empty(0), dx0.new_empty(0)
     column = sum(sizes[1 : 2 * K : 2])
     for k, bag in enumerate(zip(values, offsets, coefficients, strict=True), start=K):
         height, width = sizes[2 * k : 2 * k + 2]
-        result += sum_bag(*bag, dx0[:, column : column + width], height) if needs[k] else nothing
+        g = dx0[:, column : column + width]
+        result += sum_bag(*bag, g, height) if needs[k] else (ids.new_empty(0), dx0.new_empty(0))
         column += width
     return result
 
@@ -228,7 +253,7 @@ def embedding_stack_bwd(
 embedding_stack_bwd_dense = in_dense_form(embedding_stack_bwd)
 
 
-def _run_chunks(kernel: Callable, items: int, work: int, operands: tuple) -> list:
+def run_chunks(kernel: Callable, items: int, work: int, operands: tuple) -> list:
     """kernel(start, stop, *operands) over [0, items), split over threads where the work is worth one; all results."""
     count = max(1, min(torch.get_num_threads(), work // _WORK_PER_THREAD, items))
     chunks = [(items * i // count, items * (i + 1) // count) for i in range(count)]
@@ -243,18 +268,14 @@ def _run_chunks(kernel: Callable, items: int, work: int, operands: tuple) -> lis
 
 def _first_bad(kernel: Callable, items: int, work: int, operands: tuple) -> int:
     """The first position any chunk found bad, or -1."""
-    return next((position for position in _run_chunks(kernel, items, work, operands) if position >= 0), -1)
+    return next((position for position in run_chunks(kernel, items, work, operands) if position >= 0), -1)
 
 
-def _addresses(tensors: Iterable[Tensor]) -> np.ndarray:
-    return np.array([t.data_ptr() for t in tensors], np.int64)
-
-
-def _describe(tables: Sequence[Tensor]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def describe(tables: Sequence[Tensor], dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The addresses, heights and widths of contiguous tables."""
-    assert all(table.is_contiguous() for table in tables)
+    where = addresses("tables", tables, dtype, [tuple(table.shape) for table in tables]).numpy()
     shapes = np.array([table.shape for table in tables], np.int64).reshape(-1, 2)
-    return _addresses(tables), shapes[:, 0].copy(), shapes[:, 1].copy()
+    return where, shapes[:, 0].copy(), shapes[:, 1].copy()
 
 
 def _flat(x: Tensor) -> Tensor:
