@@ -122,6 +122,8 @@ def _bag(table: pa.Table, name: str, columns: Columns, trim: bool) -> Coded:
 
 def _lists(column: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
     """A list column as it is; text split at the separator."""
+    if pa.types.is_fixed_size_list(column.type):
+        return pc.cast(column, pa.list_(column.type.value_type))
     if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
         return column
     return pc.split_pattern(as_text(column), separator)

@@ -64,6 +64,10 @@ class Columns:
             value = getattr(self, name)
             if not isinstance(value, dict) or not all(isinstance(text, str) for pair in value.items() for text in pair):
                 raise DataError(f"{name} must map texts to texts; got {value!r}")
+        if not isinstance(self.integers, bool) or not isinstance(self.infer_rest, bool):
+            raise DataError(
+                f"integers and infer_rest must be true or false; got {self.integers!r}, {self.infer_rest!r}"
+            )
         for name, separator in (("", self.separator), *self.separators.items()):
             if not separator:
                 raise DataError(f"the separator{f' of {name}' if name else ''} must not be empty")

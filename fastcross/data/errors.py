@@ -42,7 +42,6 @@ class Problems:
 
     def truncate(self, path: Path, line: int, reason: str) -> None:
         """The unfinished row counts as a bad one; what came after it nobody can count."""
-        reason = f"the gzip stream is damaged or ends early ({reason}); all from here on is lost"
         self.add(path, line, reason)
         self.truncated.append(f"{path}, line {line}: {reason}")
 

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from dataclasses import asdict, dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from fastcross.data.split import Split, assign_parts
+from fastcross.files import atomic
 
 CHUNK = 1 << 18  # rows drawn and written at a time
 POPULARITY = 3  # value j of a field is floor(cardinality · uniform ** POPULARITY): few frequent values, a long tail
@@ -76,13 +77,12 @@ def write_click_log(
     world = _World(seed, degree_2, degree_3, largest_vocabulary)
     label = np.empty(rows, bool)
     truth = np.empty((rows, 2))  # probability with and without the crosses
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    with gzip.open(partial, "wb", compresslevel=1) if path.suffix == ".gz" else open(partial, "wb") as file:
+    compress = partial(gzip.open, compresslevel=1) if path.suffix == ".gz" else open
+    with atomic(path) as temporary, compress(temporary, "wb") as file:
         for chunk, first in enumerate(range(0, rows, CHUNK)):
             last = min(first + CHUNK, rows)
             table, label[first:last], truth[first:last] = world.draw(np.random.default_rng((seed, chunk)), last - first)
             file.write(_tab_separated(table))
-    partial.replace(path)
     part = assign_parts(rows, Split.parse(split), split_seed)
     names = ("train", "validation", "test")
     info = ClickLogInfo(
@@ -96,7 +96,8 @@ def write_click_log(
         split=split,
         split_seed=split_seed,
     )
-    path.with_name(path.name + ".info.json").write_text(json.dumps(asdict(info), indent=2) + "\n")
+    with atomic(path.with_name(path.name + ".info.json")) as note:
+        note.write_text(json.dumps(asdict(info), indent=2) + "\n")
     return info
 
 

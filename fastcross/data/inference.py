@@ -64,7 +64,7 @@ def complete(columns: Columns, sample: Sample) -> tuple[Columns, tuple[Finding, 
             kind = Kind(declared[name], "declared")
         elif kind.name == "":
             raise DataError(_unreadable(sample, name, kind))
-        elif name == columns.time and kind.name == "dense":
+        elif name == columns.time and kind.name != "datetimes":
             kind = Kind("drop", "orders the rows; later ones would lie outside what was trained on")
         kinds[name] = kind
     completed = _with_kinds(columns, kinds, label)
@@ -119,9 +119,12 @@ def _finding(sample: Sample, name: str, kind: Kind) -> Finding:
     if kind.stray is not None:
         place = sample.find(name, kind.stray)
         where = f", first in {sample.unit} {place}" if place else ""
-        rows = len(sample.table)
-        others = kind.why if kind.name not in ("dense", "datetimes") else "the others are of one kind"
-        warning = f"{kind.strays:,} of {rows:,} values do not fit, such as {kind.stray!r}{where}; {others}"
+        if kind.strays:
+            others = "date-times" if kind.name == "datetimes" else "numbers"
+            count = f"{kind.strays:,} of {len(sample.table):,} values are no {others}, such as"
+        else:
+            count = f"{kind.why}:"
+        warning = f"{count} {kind.stray!r}{where}"
     return Finding(name, NAMES_OF_KINDS.get(kind.name, kind.name), kind.why, warning)
 
 

@@ -25,6 +25,7 @@ STRAYS = 0.01  # values of another kind, up to this share, are taken for mistake
 JAGGED = 0.5  # halfway between the largest median of a quantity and the smallest of ids, as above
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 INTEGER = r"^\s*[+-]?\d+(\.0*)?\s*$"  # "7.0" too: what pandas writes where a column of integers has gaps
+FOREIGN_NUMBER = r"^[+-]?[$€£]?\s*(\d{1,3}(,\d{3})+(\.\d+)?|\d+,\d+|\d+(\.\d+)?\s*[%$€£]|[$€£]\s*\d+(\.\d+)?)$"
 DATE_TIME = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?(Z|[+-]\d{2}(:?\d{2})?)?)?$"
 BOOLEANS = ({"true", "false"}, {"yes", "no"}, {"t", "f"}, {"y", "n"}, {"on", "off"})
 ID_WORDS = {"id", "ids", "uid", "uuid", "guid", "code", "zip", "zipcode", "postcode", "sku", "isbn", "asin"}
@@ -38,8 +39,8 @@ ID_NAME = re.compile(  # "movieid", but not "paid"
 class Kind:
     name: str  # "dense", "categorical", "bags", "datetimes", "drop", or "" for what cannot be read
     why: str
-    stray: str | None = None  # a value that does not fit the others
-    strays: int = 0
+    stray: str | None = None  # a value to warn of: it does not fit the others, or is not what it looks like
+    strays: int = 0  # how many values do not fit
     separator: str = "|"
 
 
@@ -69,7 +70,7 @@ class Values:
 
 def judge(name: str, column: pa.ChunkedArray) -> Kind:
     kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return Kind("bags", "lists") if not pa.types.is_nested(kind.value_type) else Kind("", f"of type {kind}")
     if pa.types.is_boolean(kind):
         return Kind("categorical", "booleans")
@@ -81,6 +82,8 @@ def judge(name: str, column: pa.ChunkedArray) -> Kind:
         return Kind("drop", "no values")
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or _is_text(kind)):
         return Kind("", f"of type {kind}")
+    if pa.types.is_floating(kind):  # not a number is a missing one
+        column = pc.if_else(pc.is_nan(column), None, column)
     try:
         values = Values.of(column)
     except pa.ArrowInvalid:
@@ -91,7 +94,7 @@ def judge(name: str, column: pa.ChunkedArray) -> Kind:
     if numbers >= 1 - STRAYS:
         integers, _ = values.share(INTEGER)
         whole = integers >= 1 - STRAYS if _is_text(kind) else integers == 1
-        found = judge_integers(name, values, column) if whole else Kind("dense", "numbers with decimals")
+        found = judge_integers(name, values) if whole else Kind("dense", "numbers with decimals")
         if numbers == 1:
             return found
         return Kind(found.name, found.why, values.commonest(~fits), int(values.counts[~fits].sum()))
@@ -102,13 +105,16 @@ def judge(name: str, column: pa.ChunkedArray) -> Kind:
             return found
         return Kind(found.name, found.why, values.commonest(~fits_moment), int(values.counts[~fits_moment].sum()))
     text = judge_text(values)
-    if numbers > 0.5:
-        why = f"{1 - numbers:.2g} of the values are not numbers"
+    if numbers > 0.9:
+        why = "numbers and other values"
         return Kind(text.name, why, values.commonest(~fits), int(values.counts[~fits].sum()), text.separator)
+    foreign, fits = values.share(FOREIGN_NUMBER)
+    if foreign >= 1 - STRAYS:
+        return Kind(text.name, "numbers in a spelling that is not read as such", values.commonest(fits), 0)
     return text
 
 
-def judge_integers(name: str, values: Values, column: pa.ChunkedArray) -> Kind:
+def judge_integers(name: str, values: Values) -> Kind:
     rows, distinct = values.rows, len(values.texts)
     zeros, _ = values.share(r"^\s*[+-]?0\d")
     if zeros > STRAYS:
@@ -121,10 +127,8 @@ def judge_integers(name: str, values: Values, column: pa.ChunkedArray) -> Kind:
     counts = values.counts[fits]
     if distinct <= FEW_VALUES and rows >= 10 * distinct:
         return Kind("categorical", f"integers with few values: {distinct}")
-    if distinct == rows >= 100:
-        in_order = np.sort(numbers)
-        if is_id_name(name) or in_order[-1] - in_order[0] == rows - 1:
-            return Kind("drop", "another value in every row: it numbers the rows")
+    if distinct == rows >= 100 and (is_id_name(name) or np.mean(np.diff(np.sort(numbers)) == 1) > 0.99):
+        return Kind("drop", "another value in every row: it numbers the rows")
     if is_id_name(name):
         return Kind("categorical", f"integers, and ids by their name: {distinct:,} different in {rows:,}")
     jagged, share = jaggedness(numbers, counts)
@@ -183,5 +187,11 @@ def is_id_name(name: str) -> bool:
 def _is_text(kind: pa.DataType) -> bool:
     return any(
         check(kind)
-        for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+        for check in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_string_view,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+        )
     )

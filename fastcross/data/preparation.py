@@ -100,7 +100,10 @@ def prepare(
     started = time.time()
     with building(cache_path) as folder:
         spool = Spool(folder / "spool", table.columns)
-        rows_of_files = _read_all(table, paths, spool, problems, report)
+        try:
+            rows_of_files = _read_all(table, paths, spool, problems, report)
+        except DataError as error:
+            raise _explained(error, table) from None
         times = spool.time() if table.columns.time else None
         part = assign_parts(sum(rows_of_files), division, seed, rows_of_files, times)
         counts = _count_classes(spool, part)
@@ -188,6 +191,16 @@ def _read_all(table: Table, paths: list[Path], spool: Spool, problems: Problems,
         before += path.stat().st_size
     spool.close()
     return rows_of_files
+
+
+def _explained(error: DataError, table: Table) -> DataError:
+    """The error, and the inference behind it where it comes from a column that few values contradict."""
+    for finding in table.findings:
+        if finding.warning and f"column {finding.column} " in str(error):
+            return DataError(
+                f"{error} ({finding.warning}; mend it, skip bad rows, or declare the column to be categorical)"
+            )
+    return error
 
 
 def _count_classes(spool: Spool, part: np.ndarray) -> np.ndarray:

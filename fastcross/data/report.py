@@ -32,9 +32,9 @@ def _lines(manifest: dict[str, Any]) -> Iterator[str]:
             yield f"{kind} columns ({len(names)}): {', '.join(names)}"
     label = manifest["label"]
     totals = [sum(counts) for counts in zip(*label["rows"], strict=True)]
-    shown = [f"{name} = {i} ({n:,} rows)" for i, (name, n) in enumerate(zip(label["classes"], totals, strict=True))]
+    shown = [f"{name} is {i} ({n:,} rows)" for i, (name, n) in enumerate(zip(label["classes"], totals, strict=True))]
     more = f", … {len(shown) - 10} more" if len(shown) > 10 else ""
-    yield f"label: {label['column']}; {', '.join(shown[:10])}{more}"
+    yield f"label {label['column']}: {', '.join(shown[:10])}{more}"
     sizes_of_parts = ", ".join(f"{part} {manifest['sizes'][part]:,}" for part in PARTS)
     yield f"split {manifest['split']}; rows: {sizes_of_parts}"
     for found in findings:

@@ -11,7 +11,7 @@ from fastcross.data.errors import DataError, Problems
 from fastcross.data.formats.lines import read_blocks
 from fastcross.data.formats.records import first_record
 from fastcross.data.formats.samples import sample_text
-from fastcross.data.formats.table import Head, check_present
+from fastcross.data.formats.table import Head, check_distinct, check_present
 from fastcross.data.formats.text import Dialect, TextTable
 from fastcross.data.inference import complete
 
@@ -49,7 +49,9 @@ def read_dialect(path: Path) -> Dialect:
     except UnicodeDecodeError:
         line = block.first_line + block.data[: -len(data)].count(b"\n")
         raise DataError(f"{path}, line {line}: bytes that are not UTF-8") from None
-    names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter))]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"{path}, line 1: the header names a column twice: {', '.join(twice)}")
+    try:
+        names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter))]
+    except csv.Error as error:  # such as lines that end in carriage returns alone
+        raise DataError(f"{path}, line 1: not the header of a table ({error})") from None
+    check_distinct(f"{path}, line 1", names)
     return Dialect(tuple(names), delimiter, missing=MISSING, first_line=header, header=True)

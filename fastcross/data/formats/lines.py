@@ -7,13 +7,16 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from fastcross.data.errors import DataError, Problems
 from fastcross.data.formats.records import records, sound_cut
 
 BLOCK_BYTES = 16 << 20  # of text: large enough to amortise a parser call, small enough to hold a few in memory
 LONGEST_LINE = 64 << 20
+Decompressor = Any  # zlib does not name its type
+DAMAGED, LOST = "the gzip stream is damaged or ends early", "all from here on is lost"
+FAILED_CHECK = "the gzip stream fails its own checksum: some of what was read before is wrong"
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,18 @@ def open_binary(path: Path) -> IO[bytes]:
         raise DataError(f"{path}: {error.strerror or error}") from None
 
 
+def _salvage(stream: Decompressor, data: bytes) -> tuple[int, list[bytes]]:
+    """What can be had of a damaged piece, byte by byte, for an error takes with it all that the same call had
+    decompressed; and how many bytes were good."""
+    found: list[bytes] = []
+    for i in range(len(data)):
+        try:
+            found.append(stream.decompress(data[i : i + 1]))
+        except zlib.error:
+            return i, found
+    return len(data), found
+
+
 def _texts(raw: IO[bytes], block_bytes: int) -> Iterator[bytes]:
     """The file's text in pieces of at most block_bytes, none of them empty.
 
@@ -127,13 +142,21 @@ def _texts(raw: IO[bytes], block_bytes: int) -> Iterator[bytes]:
             data = data.lstrip(b"\0") or raw.read(1 << 20)
             stream = zlib.decompressobj(wbits=31) if data else stream
         if not data:
-            broken = "" if stream.eof else "end of file inside the stream"
+            broken = "" if stream.eof else f"{DAMAGED} (end of file inside the stream); {LOST}"
             break
+        before = stream.copy()
         try:
             pieces.append(stream.decompress(data, block_bytes - size))
         except zlib.error as error:
-            size_of_file = os.fstat(raw.fileno()).st_size
-            broken = f"{error}; near byte {raw.tell() - len(data):,} of {size_of_file:,}"
+            good, pieces_of_piece = _salvage(before, data)
+            pieces += pieces_of_piece
+            size += sum(map(len, pieces_of_piece))
+            at = f"near byte {raw.tell() - len(data) + good:,} of {os.fstat(raw.fileno()).st_size:,}"
+            broken = (
+                FAILED_CHECK
+                if "data check" in str(error) or "length check" in str(error)
+                else f"{DAMAGED} ({error}; {at}); {LOST}"
+            )
             break
         data = stream.unused_data if stream.eof else stream.unconsumed_tail
         size += len(pieces[-1])

@@ -15,7 +15,7 @@ from fastcross.data.blocks import as_text
 from fastcross.data.errors import DataError, Problems
 from fastcross.data.formats.lines import open_binary, read_blocks
 from fastcross.data.formats.records import sound_cut
-from fastcross.data.formats.table import first_sentence
+from fastcross.data.formats.table import check_distinct, first_sentence
 from fastcross.data.formats.text import Dialect, read_csv
 from fastcross.data.inference import Sample
 
@@ -50,6 +50,7 @@ def sample_parquet(path: Path) -> Sample:
     pieces, first_rows = [], []  # the number of each piece's first row
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            check_distinct(path, file.schema_arrow.names)
             groups, rows, schema = file.metadata.num_row_groups, file.metadata.num_rows, file.schema_arrow
             starts = [1]
             for group in range(groups):
@@ -82,7 +83,9 @@ def _pieces(path: Path, dialect: Dialect) -> Iterator[tuple[int, bytes]]:
     """Whole records from all over the file, each piece with its place in it; of a gzip file the beginning."""
     rest = path.stat().st_size - FIRST_BYTES
     blocks = read_blocks(path, Problems("skip"), FIRST_BYTES, dialect.quoting)
-    first = next(blocks).data + (b"" if _is_gzip(path) or rest > 0 else b"".join(block.data for block in blocks))
+    first = next((block.data for block in blocks), b"")
+    if rest <= 0 and not _is_gzip(path):
+        first += b"".join(block.data for block in blocks)
     header = dialect.first_line.encode()
     start = first.find(b"\n", first.find(header) + len(header)) + 1
     yield start, first[start:]

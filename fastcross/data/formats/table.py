@@ -7,7 +7,7 @@ never pays for the precision of its error messages.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -87,6 +87,12 @@ def check_present(path: Path, wanted: tuple[str, ...], names: tuple[str, ...]) -
     absent = sorted(set(wanted) - set(names))
     if absent:
         raise DataError(f"{path}: no column {', '.join(absent)}; the columns are {', '.join(names)}")
+
+
+def check_distinct(place: Path | str, names: Sequence[str]) -> None:
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        shown = ", ".join(name or "(without a name)" for name in twice)
+        raise DataError(f"{place}: the header names a column twice: {shown}")
 
 
 def first_sentence(error: BaseException) -> str:
