@@ -7,9 +7,9 @@ import os
 from types import ModuleType
 
 import torch
+from torch import Tensor
 
 from fastcross.extras import needs
-from fastcross.kernels.cpu import threads  # noqa: F401  remembers the process, before anybody forks it
 from fastcross.ops import internals
 
 BACKENDS = ("auto", "triton", "numba", "torch", "reference")
@@ -34,25 +34,46 @@ _KERNELS = {
 
 
 def choose(backend: str, device: torch.device, dtype: torch.dtype) -> str:
-    """The backend that will run, never "auto"; asking for one that cannot run here raises, and says why."""
-    if backend in ("auto", "triton", "numba"):
-        if torch.compiler.is_exporting():
-            return "torch"  # what is exported runs where fastcross is not installed
-        if internals.tangents_are_tracked():
-            return "torch"  # PyTorch's own operators carry tangents along
+    """The backend that will run, never "auto"; asking for one that cannot run here raises, and says why.
+
+    Where PyTorch transforms or exports operators, its own are chosen in place of a kernel: they carry tangents and
+    batch dimensions along, and what is exported runs where fastcross is not installed.
+    """
+    if backend not in ("torch", "reference") and (internals.is_transformed() or torch.compiler.is_exporting()):
+        return "torch"
+    return choose_kernels(backend, device, dtype)
+
+
+def choose_for(backend: str, *operands: Tensor | None) -> str:
+    """As :func:`choose` for the first operand; tensors with rules of their own, such as DTensor, keep to those."""
+    first = operands[0]
+    assert first is not None
+    chosen = choose(backend, first.device, first.dtype)
+    foreign = next((t for t in operands if internals.is_foreign(t)), None)
+    if foreign is None or chosen in ("torch", "reference"):
+        return chosen
+    if backend == "auto" or type(foreign) in (Tensor, torch.nn.Parameter):
+        return "torch"
+    raise ValueError(f'backend "{backend}" runs on torch.Tensor only ("auto" on others); got {type(foreign).__name__}')
+
+
+def choose_kernels(backend: str, device: torch.device, dtype: torch.dtype) -> str:
+    """As :func:`choose`, where nothing transforms PyTorch's operators."""
+    kind = device.type
     if backend == "auto":
-        if device.type == "cuda" and _INSTALLED["triton"] and dtype != torch.float64:
-            return "triton"
-        return "numba" if device.type == "cpu" and dtype in _CPU_DTYPES and _INSTALLED["numba"] else "torch"
+        if kind == "cpu":
+            return "numba" if dtype in _CPU_DTYPES and _INSTALLED["numba"] else "torch"
+        return "triton" if kind == "cuda" and _INSTALLED["triton"] and dtype != torch.float64 else "torch"
     check(backend)
     if backend in ("torch", "reference"):
         return backend
     if not _INSTALLED[backend]:
-        raise ValueError(needs(f'backend "{backend}" for {dtype} on {device.type}', backend))
-    if backend == "numba" and (device.type != "cpu" or dtype not in _CPU_DTYPES):
+        raise ValueError(needs(f'backend "{backend}" for {dtype} on {kind}', backend))
+    # On the meta device there is nothing to compute: the shape rules of the operators work for every backend.
+    if backend == "numba" and (kind not in ("cpu", "meta") or dtype not in _CPU_DTYPES):
         kinds = ", ".join(str(each) for each in _CPU_DTYPES)
-        raise ValueError(f'backend "numba" runs {kinds} on cpu; got {dtype} on {device.type}')
-    if backend == "triton" and device.type == "cpu" and not _interpreting():
+        raise ValueError(f'backend "numba" runs {kinds} on cpu; got {dtype} on {kind}')
+    if backend == "triton" and kind == "cpu" and not _interpreting():
         raise ValueError('backend "triton" needs a GPU (or TRITON_INTERPRET=1); got a tensor on cpu')
     return backend
 

@@ -8,14 +8,12 @@ from torch import Tensor
 from fastcross.batch import Bag
 
 
-def check_x0(x0: object) -> None:
-    if not isinstance(x0, Tensor) or x0.dim() < 1:
-        found = f"a tensor {tuple(x0.shape)}" if isinstance(x0, Tensor) else type(x0).__name__
-        raise TypeError(f"x0 must be a tensor (..., d); got {found}")
-
-
-def check_x(x: Tensor, x0: Tensor) -> None:
-    """A previous layer's output has the shape, dtype and device of x0."""
+def check_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """The operands of a layer: ``x`` like ``x0``, and parameters of one dimension."""
+    _check_x0(x0)
+    _check_parameter("weight", weight, x0, ("d",))
+    if bias is not None:
+        _check_parameter("bias", bias, x0, ("d",))
     if not isinstance(x, Tensor):
         raise TypeError(f"x must be a tensor like x0; got {type(x).__name__} and x0 {tuple(x0.shape)}")
     if x.shape != x0.shape:
@@ -25,38 +23,20 @@ def check_x(x: Tensor, x0: Tensor) -> None:
         raise TypeError(f"x must have the dtype of x0; got x {x.dtype} and x0 {x0.dtype}")
 
 
-def check_parameter(name: str, t: Tensor | None, x0: Tensor, shape: str) -> None:
-    """A parameter is shaped as ``shape`` says, "(d,)", "(L, d)" or "(C, d)", with x0's number of features as d."""
-    if t is None:
-        if name == "bias":
-            return
-        raise TypeError(f"{name} is missing; x0 {tuple(x0.shape)} needs a {name} {shape}")
-    if not isinstance(t, Tensor):
-        raise TypeError(f"{name} must be a tensor; got {type(t).__name__} and x0 {tuple(x0.shape)}")
-    if t.dim() != len(shape.strip("(,)").split(",")) or t.shape[-1] != x0.shape[-1] or t.numel() == 0:
-        raise ValueError(
-            f"{name} must be {shape} with d = {x0.shape[-1]}, none of them 0; "
-            f"got {name} {tuple(t.shape)} and x0 {tuple(x0.shape)}"
-        )
-    _check_kind(name, t, x0)
-
-
 def check_network(x0: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """The operands of a network: a weight and a bias (or none) with one row per layer."""
-    check_x0(x0)
-    check_parameter("weight", weight, x0, "(L, d)")
-    check_parameter("bias", bias, x0, "(L, d)")
-    if bias is not None and bias.shape[0] != weight.shape[0]:
-        raise ValueError(
-            f"bias must have one row per layer; got bias {tuple(bias.shape)} and {weight.shape[0]} rows of weight"
-        )
+    _check_x0(x0)
+    _check_parameter("weight", weight, x0, ("L", "d"))
+    if bias is not None:
+        _check_parameter("bias", bias, x0, ("L", "d"))
+        if bias.shape[0] != weight.shape[0]:
+            raise ValueError(
+                f"bias must have one row per layer; got bias {tuple(bias.shape)} and {weight.shape[0]} rows of weight"
+            )
 
 
-def _check_kind(name: str, t: Tensor, x0: Tensor) -> None:
-    if not (t.is_floating_point() and x0.is_floating_point()):
-        raise TypeError(f"{name} and x0 must be floating point; got {name} {t.dtype} and x0 {x0.dtype}")
-    if t.device != x0.device:
-        raise ValueError(f"{name} must be on the device of x0; got {name} on {t.device} and x0 on {x0.device}")
+def check_head(head: Tensor, x0: Tensor) -> None:
+    _check_parameter("head", head, x0, ("C", "d"))
 
 
 def check_stack(
@@ -112,6 +92,42 @@ def check_batch(dense: Tensor, categorical: Tensor, bags: Sequence[Bag]) -> None
     for name, t in found.items():
         if t.device != dense.device:
             raise ValueError(f"{name} must be on the device of dense, {dense.device}; got {t.device}")
+
+
+def _check_x0(x0: Tensor) -> None:
+    if not isinstance(x0, Tensor) or x0.dim() < 1:
+        found = f"a tensor {tuple(x0.shape)}" if isinstance(x0, Tensor) else type(x0).__name__
+        raise TypeError(f"x0 must be a tensor (..., d); got {found}")
+    if x0.layout is not torch.strided:
+        raise TypeError(f"x0 must be dense, {torch.strided}; got {x0.layout} of {tuple(x0.shape)}")
+
+
+def _check_parameter(name: str, t: Tensor, x0: Tensor, names: tuple[str, ...]) -> None:
+    """A parameter has one dimension for each of the ``names``; d is x0's number of features."""
+    if t is None:
+        raise TypeError(f"{name} is missing; x0 {tuple(x0.shape)} needs a {name} {_form(names)}")
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} must be a tensor; got {type(t).__name__} and x0 {tuple(x0.shape)}")
+    shape, d = t.shape, x0.shape[-1]
+    if len(shape) != len(names) or shape[-1] != d or d == 0 or shape[0] == 0:
+        raise ValueError(
+            f"{name} must be {_form(names)} with d = {d}, none of them 0; "
+            f"got {name} {tuple(shape)} and x0 {tuple(x0.shape)}"
+        )
+    _check_kind(name, t, x0)
+
+
+def _check_kind(name: str, t: Tensor, x0: Tensor) -> None:
+    if not (t.is_floating_point() and x0.is_floating_point()):
+        raise TypeError(f"{name} and x0 must be floating point; got {name} {t.dtype} and x0 {x0.dtype}")
+    if t.device != x0.device:
+        raise ValueError(f"{name} must be on the device of x0; got {name} on {t.device} and x0 on {x0.device}")
+    if t.layout is not torch.strided:
+        raise TypeError(f"{name} must be dense, {torch.strided}; got {t.layout} of {tuple(t.shape)}")
+
+
+def _form(names: tuple[str, ...]) -> str:
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
 
 
 def _check_ids(name: str, t: Tensor, dim: int) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from fastcross import reference
 from fastcross.kernels import closed_form
 from fastcross.kernels.rows import as_rows, empty_rows
-from fastcross.ops import backends, checks, dispatch, internals
+from fastcross.ops import checks, dispatch, internals
 
 
 def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -24,51 +24,41 @@ def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = Non
     Returns:
         (..., d) in the dtype of ``x0``. Sums run in float32 for half precision, under autocast too.
     """
-    checks.check_x0(x0)
-    checks.check_parameter("weight", weight, x0, "(d,)")
-    checks.check_parameter("bias", bias, x0, "(d,)")
-    checks.check_x(x, x0)
-    backend = backends.choose(backend, x0.device, x0.dtype)
+    checks.check_layer(x0, x, weight, bias)
+    backend, direct = dispatch.choose(backend, x0, x, weight, bias)
     if backend == "torch":
         return closed_form.cross_layer(x0, x, weight, bias)
     if backend == "reference":
         return reference.cross_layer(x0, x, weight, bias)
     rows, x_rows = as_rows(x0), as_rows(x)
     if dispatch.differentiates(x0, x, weight, bias):
-        y = internals.apply(CrossLayerFunction, rows, x_rows, weight, bias, backend)
+        y = (_apply if direct else CrossLayerFunction.apply)(rows, x_rows, weight, bias, backend, direct)
     else:
-        y = cross_layer_fwd(rows, x_rows, weight, bias, backend)
-    return y if y.shape == x0.shape else y.view(x0.shape)
+        y = cross_layer_fwd(rows, x_rows, weight, bias, backend, direct=direct)
+    return y if x0.dim() == 2 else y.view(x0.shape)
 
 
 class CrossLayerFunction(torch.autograd.Function):
     """(x0, x, w, b) -> y; backward of g: ds = g·x0, dx0 = s g, dx = g + ds w, dw = Σ ds x, db = Σ g."""
 
     @staticmethod
-    def forward(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str) -> Tensor:
-        return cross_layer_fwd(x0, x, w, b, backend)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        x0, x, w, b, ctx.backend = inputs
+    def forward(ctx: Any, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str, direct: bool) -> Tensor:
         ctx.save_for_backward(x0, x, w, b)
+        ctx.backend, ctx.direct = backend, direct
+        return cross_layer_fwd(x0, x, w, b, backend, direct=direct)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x0, x, w, b = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            return *dispatch.closed_form_vjp(closed_form.cross_layer, (x0, x, w, b), dy), None
+        in_closed_form, direct = dispatch.choose_backward(ctx.direct, dy)
+        if in_closed_form:
+            return *dispatch.closed_form_vjp(closed_form.cross_layer, (x0, x, w, b), dy), None, None
         needs = ctx.needs_input_grad[:4]
-        grads = cross_layer_bwd(dispatch.rows_of_gradient(dy), x0, x, w, b, needs, ctx.backend)
-        return *dispatch.needed_only(grads, needs), None
+        grads = cross_layer_bwd(as_rows(dy), as_rows(x0), as_rows(x), w, b, needs, ctx.backend, direct=direct)
+        return *dispatch.needed_only(grads, needs), None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str) -> tuple:
-        if in_dims[2] is None and in_dims[3] is None:
-            x0, x = (dispatch.batch_first(t, dim, info.batch_size) for t, dim in zip((x0, x), in_dims, strict=False))
-            y = internals.apply(CrossLayerFunction, x0.flatten(0, 1), x.flatten(0, 1), w, b, backend)
-            return y.view(x0.shape), 0
-        return torch.vmap(closed_form.cross_layer, in_dims[:4])(x0, x, w, b), 0
+
+_apply = internals.direct_apply(CrossLayerFunction)
 
 
 def _fake_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str) -> Tensor:

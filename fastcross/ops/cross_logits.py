@@ -11,7 +11,7 @@ from torch import Tensor
 from fastcross import reference
 from fastcross.kernels import closed_form
 from fastcross.kernels.rows import accumulation_dtype, as_rows, empty_rows
-from fastcross.ops import backends, checks, dispatch, internals
+from fastcross.ops import checks, dispatch, internals
 
 
 def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor, *, backend: str = "auto") -> Tensor:
@@ -27,53 +27,42 @@ def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor, 
         (..., C) in the dtype of ``x0``.
     """
     checks.check_network(x0, weight, bias)
-    checks.check_parameter("head", head, x0, "(C, d)")
-    backend = backends.choose(backend, x0.device, x0.dtype)
+    checks.check_head(head, x0)
+    backend, direct = dispatch.choose(backend, x0, weight, bias, head)
     if backend == "torch":
         return closed_form.cross_logits(x0, weight, bias, head)
     if backend == "reference":
         return reference.cross_logits(x0, weight, bias, head)
     rows = as_rows(x0)
     if dispatch.differentiates(x0, weight, bias, head):
-        z, _ = internals.apply(CrossLogitsFunction, rows, weight, bias, head, backend)
+        z = (_apply if direct else CrossLogitsFunction.apply)(rows, weight, bias, head, backend, direct)
     else:
-        z, _ = cross_logits_fwd(rows, weight, bias, head, False, backend)
+        z, _ = cross_logits_fwd(rows, weight, bias, head, False, backend, direct=direct)
     return z if x0.dim() == 2 else z.view(*x0.shape[:-1], head.shape[0])
 
 
 class CrossLogitsFunction(torch.autograd.Function):
-    """(x0, w, b, v) -> z and the kept p, followed by q."""
+    """(x0, w, b, v) -> z; p is kept, followed by q."""
 
     @staticmethod
-    def forward(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, backend: str) -> tuple[Tensor, Tensor]:
-        return cross_logits_fwd(x0, w, b, v, True, backend)
+    def forward(ctx: Any, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, backend: str, direct: bool) -> Tensor:
+        z, p = cross_logits_fwd(x0, w, b, v, True, backend, direct=direct)
+        ctx.save_for_backward(x0, w, b, v, p)
+        ctx.backend, ctx.direct = backend, direct
+        return z
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
-        x0, w, b, v, ctx.backend = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x0, w, b, v, output[1])
-
-    @staticmethod
-    def backward(ctx: Any, dz: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
         x0, w, b, v, p = ctx.saved_tensors
-        if dz is None:
-            return (None,) * 5
-        if torch.is_grad_enabled():
-            return *dispatch.closed_form_vjp(closed_form.cross_logits, (x0, w, b, v), dz), None
+        in_closed_form, direct = dispatch.choose_backward(ctx.direct, dz)
+        if in_closed_form:
+            return *dispatch.closed_form_vjp(closed_form.cross_logits, (x0, w, b, v), dz), None, None
         needs = ctx.needs_input_grad[:4]
-        grads = cross_logits_bwd(dispatch.rows_of_gradient(dz), x0, w, b, v, p, needs, ctx.backend)
-        return *dispatch.needed_only(grads, needs), None
+        grads = cross_logits_bwd(as_rows(dz), as_rows(x0), w, b, v, p, needs, ctx.backend, direct=direct)
+        return *dispatch.needed_only(grads, needs), None, None
 
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, backend: str) -> tuple:
-        if in_dims[1:4] == (None, None, None):
-            x0 = dispatch.batch_first(x0, in_dims[0], info.batch_size)
-            z, p = internals.apply(CrossLogitsFunction, x0.flatten(0, 1), w, b, v, backend)
-            return (z.unflatten(0, x0.shape[:2]), p.unflatten(1, x0.shape[:2])), (0, 1)
-        z = torch.vmap(closed_form.cross_logits, in_dims[:4])(x0, w, b, v)
-        return (z, z.new_empty(0)), (0, None)
+
+_apply = internals.direct_apply(CrossLogitsFunction)
 
 
 def _fake_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p: bool, backend: str) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,12 @@
-"""Kernels as operators of torch.library: opaque to autograd and torch.compile, with a shape rule (the fake).
+"""How an operator reaches its kernels: as an opaque operator of torch.library, or directly where nothing is in the way.
 
-Operands are 2-D: rows (M, d) with unit column stride, parameters as in the public interface. The last argument names
-the backend whose launcher runs; the launchers of all backends have the operator's name. ``needs`` says which gradients
-to compute, in the order of the results; the others come back empty.
+An opaque operator has a shape rule (the fake), and with it torch.compile works; autograd comes from the operator's
+Function. Operands are 2-D: rows (M, d) with unit column stride, parameters as in the public interface. ``needs`` says
+which gradients to compute, in the order of the results; the others come back empty.
+
+PyTorch takes longer to find an operator than a small kernel runs: a plain call, which nothing observes or transforms,
+goes to the kernel itself. Where PyTorch transforms operators (vmap, tangents, derivatives of derivatives, DTensor), the
+closed form takes over: it consists of PyTorch's own operators, which can all be transformed.
 """
 
 from collections.abc import Callable
@@ -18,7 +22,11 @@ _LIBRARY = torch.library.Library("fastcross", "DEF")
 
 
 def define(operator: str, name: str, schema: str, fake: Callable[..., Any]) -> Callable[..., Any]:
-    """Defines ``fastcross::name`` of ``operator`` and returns a function that calls it, or its kernel where it may."""
+    """Defines ``fastcross::name``, and returns a function that calls it, or its kernel.
+
+    ``schema`` ends with the argument ``str backend``, whose launcher of the same name runs. ``direct`` says which of
+    the two to call where the caller knows; else the function looks.
+    """
 
     def implementation(*args: Any) -> Any:
         # PyTorch may resolve an operand on the way, zeros without memory for one, to rows of any stride.
@@ -29,12 +37,28 @@ def define(operator: str, name: str, schema: str, fake: Callable[..., Any]) -> C
     _LIBRARY.impl(name, implementation, "CompositeExplicitAutograd")
     torch.library.register_fake(f"fastcross::{name}", fake, lib=_LIBRARY)
 
-    def call(*args: Any) -> Any:
-        if internals.may_call_kernels(args):  # PyTorch takes longer to find the operator than a small kernel runs
+    def call(*args: Any, direct: bool | None = None) -> Any:
+        if internals.may_call_kernels(args) if direct is None else direct:
             return getattr(backends.kernels(operator, args[-1]), name)(*args[:-1])
         return getattr(torch.ops.fastcross, name)(*args)
 
     return call
+
+
+def choose(backend: str, *operands: Tensor | None) -> tuple[str, bool]:
+    """The backend that will run for checked operands, x0 first, and whether its kernels are called directly."""
+    x0 = operands[0]
+    assert x0 is not None
+    if internals.is_quiet() and all(map(internals.is_plain, operands)):
+        return backends.choose_kernels(backend, x0.device, x0.dtype), True
+    return backends.choose_for(backend, *operands), False
+
+
+def choose_backward(direct: bool, dy: Tensor) -> tuple[bool, bool]:
+    """Whether a gradient is left to the closed form, else whether the kernels are called directly."""
+    if torch.is_grad_enabled() or internals.is_transformed() or internals.is_foreign(dy):
+        return True, False
+    return False, direct and internals.is_quiet() and internals.is_plain(dy)
 
 
 def differentiates(*tensors: Tensor | None) -> bool:
@@ -44,10 +68,6 @@ def differentiates(*tensors: Tensor | None) -> bool:
 def empty_unless(needed: bool, x: Tensor) -> Tensor:
     """A fake's result: contiguous and shaped like ``x`` if it is needed."""
     return x.new_empty(x.shape if needed else 0)
-
-
-def rows_of_gradient(dy: Tensor) -> Tensor:
-    return dy if dy.stride(1) == 1 else dy.contiguous()
 
 
 def needed_only(grads: tuple[Tensor, ...], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
@@ -64,8 +84,3 @@ def closed_form_vjp(function: Callable[..., Tensor], inputs: tuple, dy: Tensor) 
 
     grads = iter(torch.func.vjp(of_given, *given)[1](dy))
     return tuple(None if t is None else next(grads) for t in inputs)
-
-
-def batch_first(x: Tensor, dim: int | None, size: int) -> Tensor:
-    """Under vmap: the operand with its batch dimension in front."""
-    return x.expand(size, *x.shape) if dim is None else x.movedim(dim, 0)

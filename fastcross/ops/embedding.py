@@ -14,7 +14,7 @@ from torch import Tensor
 from fastcross import reference
 from fastcross.batch import Bag
 from fastcross.kernels import embedding as plain
-from fastcross.kernels.rows import accumulation_dtype
+from fastcross.kernels.rows import accumulation_dtype, as_rows
 from fastcross.ops import backends, checks, dispatch, internals
 
 # A bag may also be a tuple (values, offsets) or (values, offsets, weights), as torch.export wants its inputs.
@@ -51,7 +51,7 @@ def embedding_stack(
     chosen = _choose(backend, dense, tables)
     ids, weights = categorical.long(), [bag.weights for bag in given]
     values, offsets = [bag.values.long() for bag in given], [bag.offsets.long() for bag in given]
-    if internals.is_transformed():
+    if internals.is_transformed() or torch.compiler.is_exporting() or torch.jit.is_tracing():
         return plain.embedding_stack(dense, ids, values, offsets, weights, tables, pooling)
     if chosen == "reference" and not sparse_gradients and not torch.compiler.is_compiling():
         check_ids(ids, given, [table.shape[0] for table in tables])
@@ -133,7 +133,7 @@ class EmbeddingStackFunction(torch.autograd.Function):
         if any(needs):
             bags = zip(values, offsets, weights, strict=True)
             coefficients = [plain.pooling_coefficients(*bag, ctx.pooling, accumulation_dtype(dx0)) for bag in bags]
-            operands = dispatch.rows_of_gradient(dx0), ids, values, offsets, coefficients, ctx.sizes, needs
+            operands = as_rows(dx0), ids, values, offsets, coefficients, ctx.sizes, needs
             dtables = _tables_bwd(operands, ctx.dtypes, ctx.sparse, ctx.backend)
         nothing = (None,) * (5 + 2 * ctx.bags)
         return ddense.to(ctx.dense_dtype) if ctx.needs_input_grad[0] else None, *nothing, *dweights, *dtables

@@ -1,8 +1,9 @@
 """Every private interface of PyTorch that the operators use, each with a fallback for when it is gone.
 
-They all answer one of two questions faster than a public interface could: may the kernels be called directly, and may
-an autograd Function be applied without the machinery of functorch? The fallback is always the cautious answer, which is
-right everywhere and slower. They are looked up once, at import.
+They answer three questions faster than a public interface could: may a kernel be called without PyTorch's operators in
+between; must PyTorch's own operators do the work; may an autograd Function be applied without functorch's part of it?
+The fallback is always the cautious answer, which is right everywhere and slower. All are looked up once, at import;
+tests/ops/test_internals.py fails where one of them is gone, or says something else than it did.
 """
 
 from collections.abc import Callable
@@ -10,70 +11,92 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
+
+_PLAIN_TYPES = frozenset((Tensor, Parameter))
+_MISSING = object()
 
 
-def _find(path: str, fallback: Callable[..., Any]) -> Callable[..., Any]:
-    """The function at ``path`` under torch, or the fallback."""
-    found: Any = torch
-    for name in path.split("."):
-        found = getattr(found, name, None)
-    return fallback if found is None else found
-
-
-def _cautious(*_: object) -> bool:
+def _cautious() -> bool:
     return True
 
 
-transforms_are_active = _find("_C._are_functorch_transforms_active", _cautious)
-_is_wrapped = _find("_C._functorch.is_functorch_wrapped_tensor", _cautious)
-_dispatch_modes = _find("_C._len_torch_dispatch_stack", _cautious)
-_is_zero_tensor = _find("Tensor._is_zerotensor", _cautious)
-_apply_base = _find("_C._FunctionBase.apply", _cautious)
+def _find(path: str, fallback: Any) -> Any:
+    """What stands at ``path`` under torch, or the fallback."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, _MISSING)
+    return fallback if found is _MISSING else found
 
 
-def tangents_are_tracked() -> bool:
-    """Whether a level of forward-mode differentiation is open."""
-    return getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
-
-
-def is_profiling() -> bool:
-    return getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
-
-
-def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """``function.apply`` without its ``inspect.signature``, which takes longer than a small kernel."""
-    if (
-        _apply_base is _cautious
-        or torch.compiler.is_compiling()
-        or transforms_are_active()
-        or any(isinstance(t, Tensor) and _is_wrapped(t) for t in args)
-    ):
-        return function.apply(*args)
-    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+_transforms_are_active: Callable[[], bool] = _find("_C._are_functorch_transforms_active", _cautious)
+_dispatch_modes: Callable[[], int] = _find("_C._len_torch_dispatch_stack", _cautious)
+_has_base_apply: bool = _find("_C._FunctionBase.apply", None) is not None
+_TRACED = "torch._subclasses."  # the modules of the subclasses in which PyTorch traces operators
 
 
 def is_transformed() -> bool:
-    """Whether operators are exported, traced or transformed by functorch now, who know PyTorch's own only."""
-    return (
-        torch.compiler.is_exporting()
+    """Whether a functorch transform (vmap, grad, ...) is at work or a level of forward-mode differentiation open."""
+    return _transforms_are_active() or getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
+
+
+def is_quiet() -> bool:
+    """Whether nothing observes or transforms PyTorch's operators now, so that a kernel may be called in their place."""
+    return not (
+        torch.compiler.is_compiling()
+        or is_transformed()
+        or _dispatch_modes()
         or torch.jit.is_tracing()
-        or (not torch.compiler.is_compiling() and (transforms_are_active() or tangents_are_tracked()))
+        or getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
     )
+
+
+def is_plain(t: Tensor | None) -> bool:
+    """Whether its memory holds its values: no subclass, nothing that PyTorch resolves on the way to an operator."""
+    if t is None:
+        return True
+    try:
+        # Zeros that have no memory, and the meta device, have no address.
+        return type(t) in _PLAIN_TYPES and not t.is_neg() and (t.data_ptr() != 0 or t.numel() == 0)
+    except RuntimeError:  # no storage: functorch wrapped it
+        return False
+
+
+def is_foreign(t: Tensor | None) -> bool:
+    """Whether PyTorch's own operators have a rule for ``t`` that an opaque operator has not.
+
+    That is so for what a transform wrapped, whether or not it still is at work, and for subclasses with rules of their
+    own, such as DTensor; but not for the subclasses in which PyTorch traces operators.
+    """
+    if t is None:
+        return False
+    kind: Any = type(t)
+    if kind in _PLAIN_TYPES:
+        return not torch.compiler.is_compiling() and _has_no_storage(t)
+    has_rules = kind.__torch_dispatch__ is not Tensor.__torch_dispatch__
+    has_function = kind.__torch_function__ is not Parameter.__torch_function__
+    return (has_rules or has_function) and not kind.__module__.startswith(_TRACED)
+
+
+def _has_no_storage(t: Tensor) -> bool:
+    try:
+        t.data_ptr()
+    except RuntimeError:
+        return True
+    return False
+
+
+def direct_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply`` without its part for functorch: for plain tensors, where all is quiet."""
+    return super(torch.autograd.Function, function).apply if _has_base_apply else function.apply  # type: ignore[misc]
 
 
 def may_call_kernels(args: tuple[Any, ...]) -> bool:
-    """Whether an operator may be skipped for its kernel: nothing observes or transforms PyTorch's operators now."""
-    return not (
-        torch.compiler.is_compiling()
-        or _dispatch_modes()
-        or transforms_are_active()
-        or torch.jit.is_tracing()
-        or is_profiling()
-        or not all(_is_plain(t) for t in args if isinstance(t, Tensor))
-        or not all(_is_plain(t) for each in args if isinstance(each, list) for t in each if isinstance(t, Tensor))
-    )
+    """Whether a kernel may be called in the place of an operator with these arguments, lists of tensors among them."""
+    lists = [each if isinstance(each, list) else (each,) for each in args]
+    return is_quiet() and all(is_plain(t) for each in lists for t in each if isinstance(t, Tensor))
 
 
-def _is_plain(t: Tensor) -> bool:
-    """Whether its memory holds its values: no subclass, nothing that PyTorch resolves on the way to an operator."""
-    return type(t) in (Tensor, torch.nn.Parameter) and not t.is_neg() and not _is_zero_tensor(t) and not _is_wrapped(t)
+def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """``function.apply``, as directly as the arguments allow."""
+    return (direct_apply(function) if may_call_kernels(args) else function.apply)(*args)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-_HOME = os.getpid()
+from fastcross.kernels import HOME
 
 
 def run(chunks: list[tuple[int, int]], kernel: Callable[[int, int, int], object]) -> None:
@@ -52,7 +52,7 @@ def run_task(kernel: Callable[[Any], object], task: Task) -> None:
     block, threads = task.block, task.threads
     if threads == 1:
         kernel(block)
-    elif os.getpid() == _HOME and (parallel := _openmp()) is not None:
+    elif os.getpid() == HOME and (parallel := _openmp()) is not None:
         parallel(kernel, block, threads, 0)
     else:
         run([(i, i) for i in range(threads)], lambda i, start, stop: kernel(block))
