@@ -2,27 +2,31 @@
 
 A block is a pointer to its first row and the stride to the next; its four rows are read from memory once, and meet each
 vector in registers, which is loaded once for all four. The last rows of a range, fewer than four, are copied into a
-block of their own. Sums over rows run in the storage dtype for ``BLOCK_ROWS`` rows and in float64 across them.
+block of their own. Sums over rows run in the storage dtype for some rows and in float64 across them.
 """
 
+from fastcross.kernels.cpu.fours import add_scaled, four_times, load_four, put_totals
 from fastcross.kernels.cpu.simd import (
     add,
+    add_exactly,
     at,
-    fma,
     inline,
+    is_double,
     lanes,
+    least,
+    load,
     load_upto,
-    mul,
+    load_wide,
     prefetch,
     prefetch_write,
-    splat,
     store,
     store_upto,
-    total,
+    widen,
     zeros,
 )  # fmt: skip
 
-BLOCK_ROWS = 128
+# Rows, a multiple of 4, that are summed in the storage dtype: few enough for the sum to round as often as PyTorch's.
+FLOAT_ROWS, DOUBLE_ROWS = 128, 64
 
 
 @inline
@@ -48,63 +52,8 @@ def block_for(y, r, stop, stride, spare, padded):
 def copy_rows(y, stride_y, x, stride_x, rows, d):
     for i in range(rows):
         for j in range(0, d, lanes(x)):
-            count = min(lanes(x), d - j)
+            count = least(lanes(x), d - j)
             store_upto(y, i * stride_y + j, load_upto(x, i * stride_x + j, count), count)
-
-
-@inline
-def load_four(block, j, count):
-    x, stride = block
-    return (
-        load_upto(x, j, count),
-        load_upto(x, stride + j, count),
-        load_upto(x, 2 * stride + j, count),
-        load_upto(x, 3 * stride + j, count),
-    )
-
-
-@inline
-def store_four(block, j, values, count):
-    y, stride = block
-    store_upto(y, j, values[0], count)
-    store_upto(y, stride + j, values[1], count)
-    store_upto(y, 2 * stride + j, values[2], count)
-    store_upto(y, 3 * stride + j, values[3], count)
-
-
-@inline
-def splat_four(values):
-    """Four scalars, each in every lane of a vector."""
-    return splat(values, 0), splat(values, 1), splat(values, 2), splat(values, 3)
-
-
-@inline
-def scale_four(t, x):
-    """t_i x_i."""
-    return mul(t[0], x[0]), mul(t[1], x[1]), mul(t[2], x[2]), mul(t[3], x[3])
-
-
-@inline
-def add_scaled(t, x, y):
-    """t_i x_i + y_i."""
-    return fma(t[0], x[0], y[0]), fma(t[1], x[1], y[1]), fma(t[2], x[2], y[2]), fma(t[3], x[3], y[3])
-
-
-@inline
-def four_times(x):
-    return x, x, x, x
-
-
-@inline
-def weighted_sum(t, x, start):
-    """start + Σ_i t_i x_i."""
-    return add(fma(t[0], x[0], mul(t[1], x[1])), fma(t[2], x[2], fma(t[3], x[3], start)))
-
-
-@inline
-def plain_sum(x, start):
-    """start + Σ_i x_i."""
-    return add(add(x[0], x[1]), add(add(x[2], x[3]), start))
 
 
 @inline
@@ -115,7 +64,7 @@ def dots_with_one(block, vector, step, d, out, ahead):
     s = four_times(zeros(vector))
     for j in range(0, full, n):
         fetch(ahead, j)
-        s = add_scaled(four_times(load_upto(vector, k, n)), load_four(block, j, n), s)
+        s = add_scaled(four_times(load(vector, k)), load_four(block, j, n), s)
         k += step
     if full < d:
         s = add_scaled(four_times(load_upto(vector, k, d - full)), load_four(block, full, d - full), s)
@@ -131,8 +80,8 @@ def dots_with_two(block, vectors, step, vector_step, d, out, ahead):
     for j in range(0, full, n):
         fetch(ahead, j)
         x = load_four(block, j, n)
-        s = add_scaled(four_times(load_upto(vectors, k, n)), x, s)
-        t = add_scaled(four_times(load_upto(vectors, k + vector_step, n)), x, t)
+        s = add_scaled(four_times(load(vectors, k)), x, s)
+        t = add_scaled(four_times(load(vectors, k + vector_step)), x, t)
         k += step
     if full < d:
         x = load_four(block, full, d - full)
@@ -156,11 +105,6 @@ def dots_of_pairs(block, other, d, out):
 
 
 @inline
-def put_totals(out, sums):
-    out[0], out[1], out[2], out[3] = total(sums[0]), total(sums[1]), total(sums[2]), total(sums[3])
-
-
-@inline
 def fetch(ahead, j):
     """Asks memory for a piece of the next block, to read and to write, while this one is worked on.
 
@@ -173,17 +117,46 @@ def fetch(ahead, j):
 
 
 @inline
-def flush(totals, sums, size, first):
-    """The sums join the float64 totals and begin again at zero."""
-    for i in range(size):
-        totals[i] = sums[i] if first else totals[i] + sums[i]
-        sums[i] = 0
+def clear(values, size):
+    for i in range(0, size, lanes(values)):
+        store(values, i, zeros(values))
 
 
 @inline
-def join(totals, chunks, size, own_bytes):
-    """The chunks' totals, added in the order of their rows into the first."""
+def is_full(r, start, stop, sums):
+    """Whether with the block of row r the sums since the last flush have all the rows that they may have."""
+    rows = DOUBLE_ROWS if is_double(sums) else FLOAT_ROWS
+    return (r - start) % rows == rows - 4 or r + 4 >= stop
+
+
+@inline
+def flush(totals, errors, sums, size):
+    """The sums join the float64 totals and begin again at zero.
+
+    Sums of float32 lose nothing in float64; those of float64 lose their last bits, which are added up in ``errors``.
+    """
+    for i in range(0, size, lanes(sums)):
+        part = widen(load(sums, i))
+        if is_double(sums):
+            add_exactly(totals, errors, i, part)
+        else:
+            store(totals, i, add(load_wide(totals, i, sums), part))
+        store(sums, i, zeros(sums))
+
+
+@inline
+def join(totals, errors, chunks, size, own_bytes, like):
+    """The chunks' totals, added in the order of their rows into the first; with float64, the errors into those."""
+    step = own_bytes // 8
     for chunk in range(1, chunks):
-        other = at(totals, chunk * own_bytes // 8)
-        for i in range(size):
-            totals[i] += other[i]
+        other, other_errors = at(totals, chunk * step), at(errors, chunk * step)
+        for i in range(0, size, lanes(like)):
+            part = load_wide(other, i, like)
+            if is_double(like):
+                add_exactly(totals, errors, i, part)
+                store(errors, i, add(load_wide(errors, i, like), load_wide(other_errors, i, like)))
+            else:
+                store(totals, i, add(load_wide(totals, i, like), part))
+    if is_double(like):
+        for i in range(0, size, lanes(like)):
+            store(totals, i, add(load_wide(totals, i, like), load_wide(errors, i, like)))

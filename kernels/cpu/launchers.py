@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastcross.kernels.cpu import layer, network
+from fastcross.kernels.cpu import layer, network, network_bwd
 from fastcross.kernels.cpu.buffers import empty_output
 from fastcross.kernels.cpu.compile import compiled
 from fastcross.kernels.cpu.threads import run_task
@@ -77,7 +77,7 @@ def _network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor | None, keep
         dtype, torch.get_num_threads(), M=M, d=d, L=L, C=C, has_bias=b is not None, keep_p=keep_p
     )
     task = plan.task(x0=rows, w=w, v=v, b=b, out=out, p=p)
-    compiled(network.cross_network_fwd_prepare, dtype)(task.block)
+    compiled(network.cross_network_prepare, dtype)(task.block)
     run_task(compiled(network.cross_network_fwd, dtype), task)
     return out, p
 
@@ -95,15 +95,15 @@ def _network_bwd(
     dw = _empty(rows, L, d) if need_dw else _empty(rows, 0)
     db = _empty(rows, L, d) if need_db else _empty(rows, 0)
     dv = _empty(rows, C, d) if need_dv else _empty(rows, 0)
-    plan = network.BACKWARD.plan(
+    plan = network_bwd.BACKWARD.plan(
         dtype, torch.get_num_threads(), M=M, d=d, L=L, C=C, has_bias=b is not None,
         need_dx0=need_dx0, need_dw=need_dw, need_db=need_db, need_dv=need_dv,
     )  # fmt: skip
     task = plan.task(dout=g, x0=rows, w=w_, v=v_, b=b_, p=p, dx0=dx0, dw=dw, dv=dv, db=db)
-    compiled(network.cross_network_bwd_prepare, dtype)(task.block)
-    run_task(compiled(network.cross_network_bwd, dtype), task)
+    compiled(network.cross_network_prepare, dtype)(task.block)
+    run_task(compiled(network_bwd.cross_network_bwd, dtype), task)
     if need_dw or need_db or need_dv:
-        compiled(network.cross_network_finish, dtype)(task.block)
+        compiled(network_bwd.cross_network_finish, dtype)(task.block)
     head = dv if v is None else _cast(dv, v.dtype)
     return _rows_as(x0, dx0), _cast(dw, w.dtype), _cast(db, (w if b is None else b).dtype), head
 

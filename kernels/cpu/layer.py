@@ -8,16 +8,20 @@ A block of four rows is read from memory once. Bytes from memory per row: forwar
 """
 
 from fastcross.kernels.cpu.blocks import (
-    BLOCK_ROWS,
-    add_scaled,
     block_for,
     block_of,
+    clear,
     copy_rows,
     dots_of_pairs,
     dots_with_one,
     flush,
-    four_times,
+    is_full,
     join,
+)  # fmt: skip
+from fastcross.kernels.cpu.fours import (
+    add_four,
+    add_scaled,
+    four_times,
     load_four,
     plain_sum,
     scale_four,
@@ -26,7 +30,7 @@ from fastcross.kernels.cpu.blocks import (
     weighted_sum,
 )  # fmt: skip
 from fastcross.kernels.cpu.layout import Layout, real, rows, whole, wide
-from fastcross.kernels.cpu.simd import add, at, inline, lanes, load, load_upto, store, zeros
+from fastcross.kernels.cpu.simd import at, inline, is_double, lanes, load, load_upto, store, zeros
 
 FORWARD = Layout(
     "cross_layer_fwd",
@@ -75,8 +79,7 @@ def cross_layer_fwd(block):
 @inline
 def _forward_columns(x0, x, b, y, s, j, count, has_bias):
     bias = load_upto(b, j, count) if has_bias else zeros(s)
-    x_j = load_four(x, j, count)
-    x_j = add(x_j[0], bias), add(x_j[1], bias), add(x_j[2], bias), add(x_j[3], bias)
+    x_j = add_four(load_four(x, j, count), four_times(bias))
     store_four(y, j, add_scaled(splat_four(s), load_four(x0, j, count), x_j), count)
 
 
@@ -107,6 +110,7 @@ BACKWARD = Layout(
         # dw and db, a register of the one beside a register of the other
         "sums": real(lambda n: 2 * n.padded),
         "totals": wide(lambda n: 2 * n.padded),
+        "errors": wide(lambda n: 2 * n.padded if n.lanes == 4 else 0),
     },
 )
 take_backward, first_backward = BACKWARD.take, BACKWARD.first
@@ -118,10 +122,10 @@ def cross_layer_bwd(block):
         start, stop, d, padded, sums = task.start, task.stop, task.d, task.padded, task.sums
         n = lanes(sums)
         full = d - d % n
-        for j in range(0, 2 * padded, n):
-            store(sums, j, zeros(sums))
-        if start == stop:
-            flush(task.totals, sums, 2 * padded, True)
+        clear(sums, 2 * padded)
+        clear(task.totals, 2 * padded)
+        if is_double(sums):
+            clear(task.errors, 2 * padded)
         needs = (task.need_dx0, task.need_dx, task.need_dw, task.need_db)
         for r in range(start, stop, 4):
             g = block_of(task.dy, r, stop, task.stride_dy, task.spare_g, padded, d)
@@ -142,8 +146,8 @@ def cross_layer_bwd(block):
                     copy_rows(at(task.dx0, r * task.stride_dx0), task.stride_dx0, task.spare_dx0, padded, stop - r, d)
                 if task.need_dx:
                     copy_rows(at(task.dx, r * task.stride_dx), task.stride_dx, task.spare_dx, padded, stop - r, d)
-            if (r - start) % BLOCK_ROWS == BLOCK_ROWS - 4 or r + 4 >= stop:
-                flush(task.totals, sums, 2 * padded, r - start < BLOCK_ROWS)
+            if is_full(r, start, stop, sums):
+                flush(task.totals, task.errors, sums, 2 * padded)
         task = take_backward(block)
 
 
@@ -165,7 +169,7 @@ def cross_layer_finish(block):
     """dw and db from the chunks' totals."""
     task = first_backward(block)
     n, totals, dw, db = lanes(task.sums), task.totals, task.dw, task.db
-    join(totals, task.chunks, 2 * task.padded, task.own_bytes)
+    join(totals, task.errors, task.chunks, 2 * task.padded, task.own_bytes, task.sums)
     for j in range(task.d):
         place = 2 * (j - j % n) + j % n
         if task.need_dw:

@@ -5,23 +5,35 @@ piece of scratch, and, inside the kernel, the unpacked values under the same nam
 
 A task is a block of 64-bit words (``unpack.py`` reads it): the number of the next chunk, how many chunks there are, how
 many items each of them has, how many items there are in all, how many bytes of scratch each chunk has for itself; the
-address of the scratch memory; the operands' addresses, each row operand's followed by the stride between its rows; the
-sizes; the scalars; the offset of each piece of scratch.
+address of the scratch memory; then, in the order of declaration, the operands' addresses, each row operand's followed
+by the stride between its rows, the sizes, the scalars, the offset of each piece of scratch.
 """
 
 import ctypes
 import functools
 import struct
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
 from fastcross.kernels.cpu.door import address, address_of_rows, scratch
-from fastcross.kernels.cpu.simd import lane_count
+from fastcross.kernels.cpu.emit import lane_count
 from fastcross.kernels.cpu.threads import Task
-from fastcross.kernels.cpu.unpack import HEADER, INDEX, INTEGER, OWN, REAL, SCALAR, SHARED, WIDE, Field, reader
+from fastcross.kernels.cpu.unpack import (
+    HEADER,
+    INDEX,
+    INTEGER,
+    OWN,
+    REAL,
+    SCALAR,
+    SHARED,
+    WIDE,
+    WORD_OF_MEMORY,
+    Field,
+    reader,
+)  # fmt: skip
 
 # Multiply-adds that are worth a thread of their own, and a chunk of their own.
 WORK_PER_THREAD, WORK_PER_CHUNK = 1 << 16, 1 << 20
@@ -30,6 +42,7 @@ ALIGNMENT = 64  # bytes: no two pieces share a cache line, so that no two thread
 PLANS = 1024  # that are kept, for each layout
 
 Size = Callable[[Any], int]  # from the sizes, as attributes, to a number
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Operand(NamedTuple):
@@ -73,7 +86,7 @@ class Layout:
     ``sizes``; the ``derived`` ones follow from them, and from ``lanes``, the elements of a vector register. A kernel
     sees all of them, the ``operands``, the ``scalars`` (of the storage dtype), the ``shared`` scratch and its chunk's
     ``own``, besides ``chunk``, ``chunks``, the range of items ``start``, ``stop``, and ``own_bytes``, from a chunk's
-    own piece to the next chunk's.
+    own piece to the next chunk's. A kernel written for the layout that this one ``extends`` takes its tasks, too.
     """
 
     def __init__(
@@ -82,42 +95,41 @@ class Layout:
         *,
         items: str,
         work: Size,
-        operands: Mapping[str, Operand],
-        sizes: tuple[str, ...],
-        derived: Mapping[str, Size] | None = None,
+        operands: Mapping[str, Operand] = NOTHING,
+        sizes: tuple[str, ...] = (),
+        derived: Mapping[str, Size] = NOTHING,
         scalars: tuple[str, ...] = (),
-        shared: Mapping[str, Piece] | None = None,
-        own: Mapping[str, Piece] | None = None,
+        shared: Mapping[str, Piece] = NOTHING,
+        own: Mapping[str, Piece] = NOTHING,
+        extends: "Layout | None" = None,
     ) -> None:
         self.name, self.items, self.work = name, items, work
-        self.operands, self.sizes, self.derived, self.scalars = dict(operands), sizes, dict(derived or {}), scalars
-        self.shared, self.own = dict(shared or {}), dict(own or {})
-        self.plan = functools.lru_cache(PLANS)(functools.partial(Plan, self))
-        # Called by a kernel with its task: ``take`` gives the values for a chunk that no other thread has taken, of
-        # which ``chunk`` reaches ``chunks`` when there is none left; ``first`` those of the first chunk.
-        fields = self._fields()
-        self.take, self.first = reader(name, fields, takes=True), reader(name, fields, takes=False)
-
-    def _fields(self) -> list[Field]:
-        """The values that a kernel sees, in the order of the task's words."""
-        fields = [Field(name, INTEGER) for name in HEADER]
-        for name, operand in self.operands.items():
-            fields += [Field(name, operand.kind)] + [Field(f"stride_{name}", INTEGER)] * operand.are_rows
-        fields += [Field(name, INTEGER) for name in (*self.sizes, *self.derived)]
-        fields += [Field(name, SCALAR) for name in self.scalars]
-        fields += [Field(name, piece.kind, SHARED) for name, piece in self.shared.items()]
-        fields += [Field(name, piece.kind, OWN) for name, piece in self.own.items()]
-        names = [field.name for field in fields]
+        self.fields: list[Field] = list(extends.fields) if extends else [Field(each, INTEGER) for each in HEADER]
+        for each, operand in operands.items():
+            self.fields += [Field(each, operand.kind)] + [Field(f"stride_{each}", INTEGER)] * operand.are_rows
+        self.fields += [Field(each, INTEGER) for each in (*sizes, *derived)]
+        self.fields += [Field(each, SCALAR) for each in scalars]
+        self.fields += [Field(each, piece.kind, SHARED) for each, piece in shared.items()]
+        self.fields += [Field(each, piece.kind, OWN) for each, piece in own.items()]
+        names = [field.name for field in self.fields]
         if len(set(names)) < len(names):
-            raise TypeError(f"{self.name} has a name twice: {sorted(names)}")
-        return fields
+            raise TypeError(f"{name} has a name twice: {sorted(names)}")
+        self.operands, self.sizes, self.derived, self.scalars = dict(operands), sizes, dict(derived), scalars
+        self.shared, self.own = dict(shared), dict(own)
+        if extends:
+            self.operands, self.derived = extends.operands | self.operands, extends.derived | self.derived
+            self.shared, self.own = extends.shared | self.shared, extends.own | self.own
+            self.sizes, self.scalars = extends.sizes + sizes, extends.scalars + scalars
+        self.plan = functools.lru_cache(PLANS)(functools.partial(Plan, self))
+        # Called by a kernel with its block: ``take`` gives the values for a chunk that no other thread has taken, of
+        # which ``chunk`` reaches ``chunks`` when there is none left; ``first`` those of the first chunk.
+        self.take, self.first = reader(name, self.fields, takes=True), reader(name, self.fields, takes=False)
 
 
 class Plan:
     """All of a call that follows from its sizes, for at most ``threads`` threads.
 
-    Args:
-        sizes: by name; ``layout.plan(dtype, threads, M=…, d=…)`` makes a plan once and finds it again.
+    ``layout.plan(dtype, threads, M=…, d=…)`` makes one, and finds it again for the same sizes.
     """
 
     def __init__(self, layout: Layout, dtype: torch.dtype, threads: int, **sizes: int) -> None:
@@ -129,32 +141,33 @@ class Plan:
         self.layout, self.dtype, self.sizes, values = layout, dtype, known, vars(known)
         items = values[layout.items]
         self.threads, self.chunks, chunk_items = chunks(items, layout.work(known), threads)
+        self.pieces, self.bytes, own_bytes = self._place()
+        # What a task's block holds, but for addresses and scalars, which differ from call to call.
+        word = {field.name: WORD_OF_MEMORY + 1 + i for i, field in enumerate(layout.fields[len(HEADER) :])}
+        self._words: list[Any] = [0, self.chunks, chunk_items, items, own_bytes, 0] + [0] * len(word)
+        for name in (*layout.sizes, *layout.derived):
+            self._words[word[name]] = int(values[name])
+        for name, offset, _ in self.pieces:
+            self._words[word[name]] = offset
         self._operands = [
-            (name, each.are_rows, None if each.when and not values[each.when] else self._expected(each))
+            (name, word[name], each.are_rows, None if each.when and not values[each.when] else self._expected(each))
             for name, each in layout.operands.items()
         ]
-        self._names = len(layout.operands) + len(layout.scalars)
-        self.pieces, self.bytes, own = self._place(layout)
-        # The block: what is the same in every call is packed here.
-        self._start = struct.pack("5q", 0, self.chunks, chunk_items, items, own)
-        self._addresses = struct.Struct(f"{1 + len(layout.operands) + sum(each[1] for each in self._operands)}q")
-        constants = [int(values[name]) for name in (*layout.sizes, *layout.derived)]
-        self._constants = struct.pack(f"{len(constants)}q", *constants)
-        self._scalars = struct.Struct(f"{len(layout.scalars)}d")
-        self._offsets = struct.pack(f"{len(self.pieces)}q", *(piece[1] for piece in self.pieces))
-        variable = self._addresses.size + self._scalars.size
-        self._block: Any = ctypes.c_char * (len(self._start) + variable + len(self._constants) + len(self._offsets))
+        self._scalars = [(name, word[name]) for name in layout.scalars]
+        kinds = ["d" if field.kind == SCALAR else "q" for field in layout.fields]
+        self._pack = struct.Struct("".join([*kinds[: len(HEADER)], "q", *kinds[len(HEADER) :]])).pack
+        self._block: Any = ctypes.c_int64 * len(self._words)
 
     def _expected(self, operand: Operand) -> tuple[torch.dtype, Any]:
         return _dtype(operand.kind, self.dtype), tuple(vars(self.sizes)[size] for size in operand.shape)
 
-    def _place(self, layout: Layout) -> tuple[list[tuple[str, int, int]], int, int]:
+    def _place(self) -> tuple[list[tuple[str, int, int]], int, int]:
         """Each piece's name, offset and size in bytes; the size of all; that of a chunk's own.
 
         The first chunk's own pieces lie behind the shared ones, those of the other chunks behind them.
         """
         pieces, end, shared = [], 0, 0
-        for group in (layout.shared, layout.own):
+        for group in (self.layout.shared, self.layout.own):
             shared = end
             for name, piece in group.items():
                 size = piece.elements(self.sizes) * _dtype(piece.kind, self.dtype).itemsize
@@ -164,30 +177,24 @@ class Plan:
 
     def task(self, **values: Any) -> Task:
         """The task of a call, with no chunk taken yet: a tensor for each operand, a number for each scalar, by name."""
-        if len(values) != self._names:
-            raise self._misnamed(values)
-        memory, start = scratch(self.bytes)
-        words = [start]
+        words = self._words.copy()
+        memory, words[WORD_OF_MEMORY] = scratch(self.bytes)
         try:
-            for name, are_rows, expected in self._operands:
-                t = values[name]
+            for name, word, are_rows, expected in self._operands:
+                t = values.pop(name)
                 if expected is None:
-                    words += (0, 0) if are_rows else (0,)
-                elif are_rows:
-                    words += address_of_rows(name, t, *expected)
+                    continue
+                if are_rows:
+                    words[word], words[word + 1] = address_of_rows(name, t, *expected)
                 else:
-                    words.append(address(name, t, *expected))
-            scalars = [values[name] for name in self.layout.scalars]
-        except KeyError:
-            raise self._misnamed(values) from None
-        block = self._block.from_buffer_copy(
-            self._start + self._addresses.pack(*words) + self._constants + self._scalars.pack(*scalars) + self._offsets
-        )
-        return Task(block, memory, self.threads)
-
-    def _misnamed(self, values: Mapping[str, Any]) -> TypeError:
-        names = sorted((*self.layout.operands, *self.layout.scalars))
-        return TypeError(f"{self.layout.name} needs {names}; got {sorted(values)}")
+                    words[word] = address(name, t, *expected)
+            for name, word in self._scalars:
+                words[word] = values.pop(name)
+        except KeyError as missing:
+            raise TypeError(f"{self.layout.name} needs {missing}") from None
+        if values:
+            raise TypeError(f"{self.layout.name} knows nothing of {sorted(values)}")
+        return Task(self._block.from_buffer_copy(self._pack(*words)), memory, self.threads)
 
 
 def _dtype(kind: str, real: torch.dtype) -> torch.dtype:

@@ -1,58 +1,45 @@
 """Vector registers in Numba: what a CPU kernel is written in when the order of its loads and multiply-adds matters.
 
-A pointer is Numba's ``CPointer`` to float32 or float64, as a C function gets it; indices count elements. A ``Vector``
-holds ``lanes`` neighbouring elements, 32 bytes in all, and lives in a register. LLVM translates the same source for
-AVX2, AVX-512 and NEON.
+A pointer is Numba's ``CPointer`` to float32 or float64, as a C function gets it; indices count elements. Each intrinsic
+is emitted into the kernel that calls it, as a few instructions. A function that Numba compiles by itself, even one that
+is always inlined, costs the first user up to a tenth of a second.
 """
 
 from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
-from numba.extending import intrinsic, models, register_model
+from numba.extending import intrinsic
 
-REGISTER_BYTES = 32
-# Sums may be reordered and contracted; NaN and infinity keep their meaning.
-FASTMATH = ("reassoc", "contract", "nsz")
-OPTIONS: dict[str, Any] = {"fastmath": set(FASTMATH), "error_model": "numpy"}
-inline = njit(forceinline=True, **OPTIONS)
+from fastcross.kernels.cpu.emit import (
+    FASTMATH,
+    I32,
+    I64,
+    Vector,
+    declare,
+    emit_fma,
+    emit_load,
+    emit_loads_upto,
+    emit_splat,
+    emit_store,
+    emit_stores_upto,
+    emit_total,
+    native,
+    vector_of,
+    wide_vector_of,
+)
 
-
-class Vector(types.Type):
-    def __init__(self, real: types.Float, count: int) -> None:
-        self.real, self.count = real, count
-        super().__init__(f"Vector({real}, {count})")
-
-
-@register_model(Vector)
-class _VectorModel(models.PrimitiveModel):
-    def __init__(self, manager, vector):
-        super().__init__(manager, vector, _native(vector))
-
-
-def lane_count(itemsize: int) -> int:
-    return REGISTER_BYTES // itemsize
-
-
-def _native(vector: Vector) -> ir.VectorType:
-    return ir.VectorType(ir.FloatType() if vector.real == types.float32 else ir.DoubleType(), vector.count)
-
-
-def _vector_of(pointer: types.CPointer) -> Vector:
-    return Vector(pointer.dtype, lane_count(pointer.dtype.bitwidth // 8))
-
-
-def _address(builder, pointer, index, vector):
-    element = builder.gep(pointer, [index])
-    return builder.bitcast(element, _native(vector).as_pointer())
+OPTIONS: dict[str, Any] = {"error_model": "numpy"}
+# For functions that kernels share and that are too long for an intrinsic; they cannot be called from Python.
+_INLINE: dict[str, Any] = {**OPTIONS, "forceinline": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+inline = njit(**_INLINE)
 
 
 @intrinsic
 def lanes(typing, pointer):
     """Elements per vector; known to the compiler."""
-    count = _vector_of(pointer).count
-    return types.int64(pointer), lambda context, builder, signature, args: ir.Constant(ir.IntType(64), count)
+    count = vector_of(pointer).count
+    return types.int64(pointer), lambda context, builder, signature, args: I64(count)
 
 
 @intrinsic
@@ -62,71 +49,72 @@ def at(typing, pointer, index):
 
 
 @intrinsic
+def least(typing, a, b):
+    """The smaller of two integers."""
+
+    def generate(context, builder, signature, args):
+        return builder.select(builder.icmp_signed("<", *args), *args)
+
+    return types.int64(types.int64, types.int64), generate
+
+
+@intrinsic
 def zeros(typing, pointer):
     """A vector of zeros, for the dtype of the pointer."""
-    vector = _vector_of(pointer)
-    return vector(pointer), lambda context, builder, signature, args: ir.Constant(_native(vector), None)
+    vector = vector_of(pointer)
+    return vector(pointer), lambda context, builder, signature, args: ir.Constant(native(vector), None)
+
+
+@intrinsic
+def zeros_wide(typing, pointer):
+    """As many zeros in float64 as a vector of the pointer's dtype has lanes."""
+    vector = wide_vector_of(pointer)
+    return vector(pointer), lambda context, builder, signature, args: ir.Constant(native(vector), None)
 
 
 @intrinsic
 def load(typing, pointer, index):
-    vector = _vector_of(pointer)
-
-    def generate(context, builder, signature, args):
-        return builder.load(_address(builder, *args, vector), align=vector.real.bitwidth // 8)
-
-    return vector(pointer, types.int64), generate
+    vector = vector_of(pointer)
+    return vector(pointer, types.int64), lambda context, builder, signature, args: emit_load(builder, *args, vector)
 
 
 @intrinsic
-def store(typing, pointer, index, value):
-    def generate(context, builder, signature, args):
-        builder.store(args[2], _address(builder, *args[:2], value), align=value.real.bitwidth // 8)
-        return context.get_dummy_value()
-
-    return types.void(pointer, types.int64, value), generate
-
-
-def _mask(builder, vector, count):
-    """True for the first ``count`` lanes."""
-    i64 = ir.IntType(64)
-    every = ir.Constant(ir.VectorType(i64, vector.count), list(range(vector.count)))
-    return builder.icmp_signed("<", every, _splat(builder, count, ir.VectorType(i64, vector.count)))
-
-
-def _splat(builder, value, kind):
-    first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, ir.IntType(32)(0))
-    return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(ir.IntType(32), kind.count), None))
-
-
-@intrinsic
-def load_first(typing, pointer, index, count):
+def load_upto(typing, pointer, index, count):
     """The first ``count`` elements, then zeros: memory past them is not touched."""
-    vector = _vector_of(pointer)
+    vector = vector_of(pointer)
 
     def generate(context, builder, signature, args):
-        kind, i32 = _native(vector), ir.IntType(32)
-        mask = _mask(builder, vector, args[2])
-        name = f"llvm.masked.load.v{vector.count}f{vector.real.bitwidth}.p0"
-        function = ir.FunctionType(kind, [kind.as_pointer(), i32, mask.type, kind])
-        masked = cgutils.get_or_insert_function(builder.module, function, name)
-        address = _address(builder, *args[:2], vector)
-        return builder.call(masked, [address, i32(vector.real.bitwidth // 8), mask, ir.Constant(kind, None)])
+        return emit_loads_upto(builder, [args[:2]], vector, args[2])[0]
 
     return vector(pointer, types.int64, types.int64), generate
 
 
 @intrinsic
-def store_first(typing, pointer, index, value, count):
+def load_wide(typing, wide, index, pointer):
+    """As many float64 as a vector of the pointer's dtype has lanes."""
+    vector = wide_vector_of(pointer)
+
+    def generate(context, builder, signature, args):
+        return emit_load(builder, *args[:2], vector)
+
+    return vector(wide, types.int64, pointer), generate
+
+
+@intrinsic
+def store(typing, pointer, index, value):
+    def generate(context, builder, signature, args):
+        emit_store(builder, *args[:2], value, args[2])
+        return context.get_dummy_value()
+
+    return types.void(pointer, types.int64, value), generate
+
+
+@intrinsic
+def store_upto(typing, pointer, index, value, count):
     """The first ``count`` lanes."""
 
     def generate(context, builder, signature, args):
-        kind, i32 = _native(value), ir.IntType(32)
-        mask = _mask(builder, value, args[3])
-        name = f"llvm.masked.store.v{value.count}f{value.real.bitwidth}.p0"
-        function = ir.FunctionType(ir.VoidType(), [kind, kind.as_pointer(), i32, mask.type])
-        masked = cgutils.get_or_insert_function(builder.module, function, name)
-        builder.call(masked, [args[2], _address(builder, *args[:2], value), i32(value.real.bitwidth // 8), mask])
+        emit_stores_upto(builder, [args[:2]], value, [args[2]], args[3])
         return context.get_dummy_value()
 
     return types.void(pointer, types.int64, value, types.int64), generate
@@ -135,11 +123,10 @@ def store_first(typing, pointer, index, value, count):
 def _prefetch(write: int):
     def fetch(typing, pointer, index):
         def generate(context, builder, signature, args):
-            i8, i32 = ir.IntType(8).as_pointer(), ir.IntType(32)
-            function = ir.FunctionType(ir.VoidType(), [i8, i32, i32, i32])
-            native = cgutils.get_or_insert_function(builder.module, function, "llvm.prefetch.p0")
-            address = builder.bitcast(builder.gep(args[0], [args[1]]), i8)
-            builder.call(native, [address, i32(write), i32(2), i32(1)])  # 2: the second cache, 1: data
+            byte = ir.IntType(8).as_pointer()
+            native_prefetch = declare(builder, "llvm.prefetch.p0", ir.VoidType(), byte, I32, I32, I32)
+            address = builder.bitcast(builder.gep(args[0], [args[1]]), byte)
+            builder.call(native_prefetch, [address, I32(write), I32(2), I32(1)])  # 2: the second cache, 1: data
             return context.get_dummy_value()
 
         return types.void(pointer, types.int64), generate
@@ -152,24 +139,21 @@ prefetch, prefetch_write = _prefetch(0), _prefetch(1)
 
 
 @intrinsic
-def splat(typing, pointer, index):
-    """The element in every lane."""
-    vector = _vector_of(pointer)
+def splat_wide(typing, value, pointer):
+    """A float64 in as many lanes as a vector of the pointer's dtype has."""
+    vector = wide_vector_of(pointer)
 
     def generate(context, builder, signature, args):
-        return _splat(builder, builder.load(builder.gep(args[0], [args[1]])), _native(vector))
+        return emit_splat(builder, args[0], native(vector))
 
-    return vector(pointer, types.int64), generate
+    return vector(types.float64, pointer), generate
 
 
 @intrinsic
 def fma(typing, a, b, c):
-    """a b + c."""
-
-    def generate(context, builder, signature, args):
-        return builder.fadd(builder.fmul(*args[:2], flags=FASTMATH), args[2], flags=FASTMATH)
-
-    return c(a, b, c), generate
+    """a b + c, of vectors, or of numbers in float64."""
+    signature = c(a, b, c) if isinstance(c, Vector) else types.float64(types.float64, types.float64, types.float64)
+    return signature, lambda context, builder, signature, args: emit_fma(builder, *args)
 
 
 @intrinsic
@@ -178,22 +162,36 @@ def add(typing, a, b):
 
 
 @intrinsic
-def mul(typing, a, b):
-    return a(a, b), lambda context, builder, signature, args: builder.fmul(*args, flags=FASTMATH)
+def add_exactly(typing, totals, errors, index, value):
+    """totals[index] += value, and errors[index] += what that rounded away; float64, numbers or vectors."""
+
+    def generate(context, builder, signature, args):
+        places = [builder.gep(pointer, [args[2]]) for pointer in args[:2]]
+        if isinstance(value, Vector):
+            places = [builder.bitcast(place, native(value).as_pointer()) for place in places]
+        before, error = (builder.load(place, align=8) for place in places)
+        # Knuth's sum of two numbers. No operation has flags, which would allow LLVM to find that the error is zero.
+        after = builder.fadd(before, args[3])
+        added = builder.fsub(after, before)
+        lost = builder.fadd(builder.fsub(before, builder.fsub(after, added)), builder.fsub(args[3], added))
+        builder.store(after, places[0], align=8)
+        builder.store(builder.fadd(error, lost), places[1], align=8)
+        return context.get_dummy_value()
+
+    kind = value if isinstance(value, Vector) else types.float64
+    return types.void(totals, errors, types.int64, kind), generate
+
+
+@intrinsic
+def is_double(typing, pointer):
+    """Whether the dtype is float64; known to the compiler."""
+    return types.boolean(pointer), lambda context, builder, signature, args: ir.IntType(1)(pointer.dtype.bitwidth == 64)
 
 
 @intrinsic
 def total(typing, value):
     """The sum of the lanes."""
-
-    def generate(context, builder, signature, args):
-        kind = _native(value)
-        function = ir.FunctionType(kind.element, [kind.element, kind])
-        name = f"llvm.vector.reduce.fadd.v{value.count}f{value.real.bitwidth}"
-        reduce = cgutils.get_or_insert_function(builder.module, function, name)
-        return builder.call(reduce, [ir.Constant(kind.element, 0.0), args[0]], fastmath=FASTMATH)
-
-    return value.real(value), generate
+    return value.real(value), lambda context, builder, signature, args: emit_total(builder, args[0])
 
 
 @intrinsic
@@ -202,7 +200,7 @@ def widen(typing, value):
     wide = Vector(types.float64, value.count)
 
     def generate(context, builder, signature, args):
-        return args[0] if wide == value else builder.fpext(args[0], _native(wide))
+        return args[0] if wide == value else builder.fpext(args[0], native(wide))
 
     return wide(value), generate
 
@@ -210,45 +208,9 @@ def widen(typing, value):
 @intrinsic
 def narrow(typing, value, pointer):
     """The lanes in the dtype of the pointer."""
-    vector = _vector_of(pointer)
+    vector = vector_of(pointer)
 
     def generate(context, builder, signature, args):
-        return args[0] if vector == value else builder.fptrunc(args[0], _native(vector))
+        return args[0] if vector == value else builder.fptrunc(args[0], native(vector))
 
     return vector(value, pointer), generate
-
-
-@intrinsic
-def load_wide(typing, wide, index, pointer):
-    """As many float64 as a vector of the pointer's dtype has lanes."""
-    vector = Vector(types.float64, _vector_of(pointer).count)
-
-    def generate(context, builder, signature, args):
-        return builder.load(_address(builder, *args[:2], vector), align=8)
-
-    return vector(wide, types.int64, pointer), generate
-
-
-@intrinsic
-def splat_wide(typing, value, pointer):
-    """A float64 in as many lanes as a vector of the pointer's dtype has."""
-    vector = Vector(types.float64, _vector_of(pointer).count)
-
-    def generate(context, builder, signature, args):
-        return _splat(builder, args[0], _native(vector))
-
-    return vector(types.float64, pointer), generate
-
-
-@inline
-def load_upto(pointer, index, count):
-    """All lanes, or the first ``count`` and zeros; where ``count`` is ``lanes(pointer)``, the compiler sees that."""
-    return load(pointer, index) if count == lanes(pointer) else load_first(pointer, index, count)
-
-
-@inline
-def store_upto(pointer, index, value, count):
-    if count == lanes(pointer):
-        store(pointer, index, value)
-    else:
-        store_first(pointer, index, value, count)

@@ -14,6 +14,7 @@ REAL, WIDE, INDEX, INTEGER, SCALAR = "real", "wide", "index", "integer", "scalar
 SHARED, OWN = "shared", "own"
 # What a kernel sees of the first words: next chunk, chunks, items of a chunk, items, bytes of a chunk's own scratch.
 HEADER = ("chunk", "chunks", "start", "stop", "own_bytes")
+WORD_OF_MEMORY = len(HEADER)  # the address of the scratch memory, which a kernel does not see
 
 _WORD = ir.IntType(64)
 
@@ -70,16 +71,15 @@ class _Unpack:
         return [chunk, chunks, start, stop, self.word(4)]
 
     def field(self, index: int, native: ir.Type, chunk: ir.Value) -> ir.Value:
-        builder, field, memory = self.builder, self.fields[index], len(HEADER)
-        index += 1  # the word of the scratch memory's address stands between
+        builder, field, word = self.builder, self.fields[index], index + 1
         if field.kind == INTEGER:
-            return self.word(index)
+            return self.word(word)
         if field.kind == SCALAR:
-            value = self.word(index, ir.DoubleType())
+            value = self.word(word, ir.DoubleType())
             return value if native == ir.DoubleType() else builder.fptrunc(value, native)
-        place = self.word(index)
+        place = self.word(word)
         if field.scratch:
-            place = builder.add(place, self.word(memory))
+            place = builder.add(place, self.word(WORD_OF_MEMORY))
         if field.scratch == OWN:
             place = builder.add(place, builder.mul(chunk, self.word(HEADER.index("own_bytes"))))
         return builder.inttoptr(place, native)

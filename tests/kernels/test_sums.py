@@ -1,0 +1,63 @@
+"""Sums over many rows in float64 round about once, however many rows there are."""
+
+import math
+
+import pytest
+import torch
+
+from fastcross import cross_layer, cross_logits, cross_network
+
+ROWS, D = 200_000, 5
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    return torch.rand(ROWS, D, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def assert_rounded_once(found, columns):
+    """Each within one unit in the last place of the exact sum of its column."""
+    for value, column in zip(found.tolist(), columns.T, strict=True):
+        exact = math.fsum(column.tolist())
+        assert abs(value - exact) <= math.ulp(exact), (value - exact) / math.ulp(exact)
+
+
+def parameter(*rows):
+    return torch.tensor(rows, dtype=torch.float64, requires_grad=True)
+
+
+def test_db_of_a_layer_and_a_network(numbers):
+    x0 = torch.ones_like(numbers)
+    w, b = parameter([0.0] * D), parameter([0.0] * D)
+    (db,) = torch.autograd.grad(cross_layer(x0, x0, w[0], b[0], backend="numba"), b, numbers)
+    assert_rounded_once(db[0], numbers)
+    (db,) = torch.autograd.grad(cross_network(x0, w, b, backend="numba"), b, numbers)
+    assert_rounded_once(db[0], numbers)
+
+
+def test_dw_of_a_layer_and_a_network(numbers):
+    """With x0 of ones and a single column of g, ds = a = g: dw is its sum."""
+    x0, g = torch.ones_like(numbers), torch.zeros_like(numbers)
+    g[:, 0] = numbers[:, 0]
+    w, b = parameter([0.0] * D), parameter([0.0] * D)
+    (dw,) = torch.autograd.grad(cross_layer(x0, x0, w[0], b[0], backend="numba"), w, g)
+    assert_rounded_once(dw[0, :1], numbers[:, :1])
+    (dw,) = torch.autograd.grad(cross_network(x0, w, b, backend="numba"), w, g)
+    assert_rounded_once(dw[0, :1], numbers[:, :1])
+
+
+def test_dc(numbers):
+    """db_0 = Σ g + dc_1 w_1; where g is zero and w_1 is one, it is dc_1 = Σ a_2 = Σ g·x0."""
+    x0, g = torch.ones_like(numbers), torch.zeros_like(numbers)
+    g[:, 0] = numbers[:, 0]
+    w, b = parameter([0.0] * D, [0.0, 1.0, 0.0, 0.0, 0.0]), parameter([0.0] * D, [0.0] * D)
+    (db,) = torch.autograd.grad(cross_network(x0, w, b, backend="numba"), b, g)
+    assert_rounded_once(db[0, 1:2], numbers[:, :1])
+
+
+def test_gradients_of_logits(numbers):
+    x0, dz = torch.ones_like(numbers), numbers[:, :1].contiguous()
+    w, b, v = parameter([0.0] * D), parameter([0.0] * D), parameter([1.0, 0.0, 0.0, 0.0, 0.0])
+    dw, db, dv = torch.autograd.grad(cross_logits(x0, w, b, v, backend="numba"), (w, b, v), dz)
+    for gradient in (dw, db, dv):
+        assert_rounded_once(gradient[0, :1], dz)
