@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -44,29 +45,43 @@ def building(path: Path | str) -> Iterator[Path]:
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.with_name(f".{path.name}.building-{os.getpid()}-{time.time_ns()}-{threading.get_ident()}")
+    with contextlib.ExitStack() as stack:
+        with _locked(path.parent):
+            _remove_leftovers(path)
+            folder.mkdir()
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            lock = stack.enter_context(open(folder / "lock", "w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+        old = path.with_name(folder.name.replace(".building-", ".replaced-"))
+        with _locked(path.parent):
+            if path.exists():
+                path.rename(old)
+            folder.rename(path)
+            (path / "lock").unlink(missing_ok=True)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One process at a time: what is looked at in between stays as it is."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _remove_leftovers(path: Path) -> None:
     for old in path.parent.glob(f".{glob.escape(path.name)}.replaced-*"):
         shutil.rmtree(old, ignore_errors=True)
     for left in path.parent.glob(f".{glob.escape(path.name)}.building-*"):
         with contextlib.suppress(OSError), open(left / "lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(left, ignore_errors=True)
-    folder = path.with_name(f".{path.name}.building-{os.getpid()}-{time.time_ns()}")
-    folder.mkdir()
-    try:
-        with open(folder / "lock", "w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
-            if path.exists():
-                old = path.with_name(folder.name.replace(".building-", ".replaced-"))
-                path.rename(old)
-                folder.rename(path)
-                shutil.rmtree(old, ignore_errors=True)
-            else:
-                folder.rename(path)
-            (path / "lock").unlink(missing_ok=True)  # not before: another process would take the folder for abandoned
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def sha256(path: Path | str) -> str:

@@ -104,7 +104,10 @@ def write_click_log(
 def read_info(path: str | PathLike[str]) -> ClickLogInfo | None:
     """What write_click_log noted beside a log, or None for a log it did not write."""
     note = Path(path).with_name(Path(path).name + ".info.json")
-    return ClickLogInfo(**json.loads(note.read_text())) if note.exists() else None
+    try:
+        return ClickLogInfo(**json.loads(note.read_text())) if note.exists() else None
+    except (ValueError, TypeError):
+        return None  # damaged: as good as none
 
 
 class _World:

@@ -96,7 +96,7 @@ class TextTable:
         if not data.strip():
             table = pa.schema([(name, types[name]) for name in types]).empty_table()
         else:
-            table = read_csv(data, self.dialect, types)
+            table = read_csv(data, self.dialect, types, ends)
             if table.num_rows != ends and table.num_rows != sum(
                 1 for record in self._records(data) if data[record.start : record.end].strip()
             ):
@@ -150,9 +150,13 @@ class FixedText:
         return TextTable(replace(self.dialect, names=names), columns, labelled, carry)
 
 
-def read_csv(data: bytes, dialect: Dialect, types: dict[str, pa.DataType], *, lenient: bool = False) -> pa.Table:
-    """Arrow's table of a text without header; `lenient` leaves out rows of another width."""
-    quoted = dialect.quote is not None and dialect.quote.encode() in data
+def read_csv(
+    data: bytes, dialect: Dialect, types: dict[str, pa.DataType], ends: int = -1, *, lenient: bool = False
+) -> pa.Table:
+    """Arrow's table of a text without header and with `ends` records; `lenient` leaves out rows of another width."""
+    quoted_newlines = (
+        dialect.quote is not None and data.count(b"\n") != ends
+    )  # Arrow is slower if it has to look for them
     at_once = min(PARSED_AT_ONCE, len(data))
 
     def read(block_size: int) -> pa.Table:
@@ -165,7 +169,7 @@ def read_csv(data: bytes, dialect: Dialect, types: dict[str, pa.DataType], *, le
                 delimiter=dialect.delimiter,
                 quote_char=dialect.quote or False,
                 ignore_empty_lines=True,
-                newlines_in_values=quoted,
+                newlines_in_values=quoted_newlines,
                 invalid_row_handler=(lambda row: "skip") if lenient else None,
             ),
             convert_options=pyarrow.csv.ConvertOptions(
