@@ -21,8 +21,9 @@ class EmbeddingStack(nn.Module):
     The result is a (B, d) view of a buffer whose rows are padded to a multiple of 16 elements. The features are
     numbered in the order of x0: the single-valued ones, then the bags.
 
-    Gradients of the tables are sparse and coalesced: one row for each distinct id of the batch. With an optimiser that
-    uses them so (:func:`fastcross.optim.configure`), a step costs the same whatever the tables' height.
+    Gradients of the tables are sparse: one row for each distinct id of the batch, in ascending order. (PyTorch drops
+    the mark that says so, ``is_coalesced()``, when it puts a gradient into ``.grad``.) With an optimiser that uses them
+    (:func:`fastcross.optim.configure`), a step costs the same whatever the tables' height.
 
     Initialisation: N(0, 1/n_e) for a table of n_e columns, so that every feature enters the dots x0ᵀw_l with the same
     weight, however wide its embedding is.

@@ -4,7 +4,6 @@ The forward pass keeps the ids, and of bags the offsets and weights: a table's g
 that share an id, whatever the table holds. Only the gradient of a bag's weights reads its table, which is then kept.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from fastcross.batch import Bag
 from fastcross.kernels import embedding as plain
 from fastcross.kernels.rows import accumulation_dtype, as_rows
 from fastcross.ops import backends, checks, dispatch, internals
+from fastcross.ops.sparse_gradients import announce
 
 # A bag may also be a tuple (values, offsets) or (values, offsets, weights), as torch.export wants its inputs.
 Bags = Sequence[Bag | tuple[Tensor, ...]]
@@ -51,17 +51,29 @@ def embedding_stack(
     chosen = _choose(backend, dense, tables)
     ids, weights = categorical.long(), [bag.weights for bag in given]
     values, offsets = [bag.values.long() for bag in given], [bag.offsets.long() for bag in given]
-    if internals.is_transformed() or torch.compiler.is_exporting() or torch.jit.is_tracing():
+    if (
+        torch.compiler.is_exporting()
+        or torch.jit.is_tracing()
+        or internals.is_transformed()
+        or any(internals.is_foreign(t) for t in (dense, ids, *tables))
+    ):
         return plain.embedding_stack(dense, ids, values, offsets, weights, tables, pooling)
     if chosen == "reference" and not sparse_gradients and not torch.compiler.is_compiling():
         check_ids(ids, given, [table.shape[0] for table in tables])
         return reference.embedding_stack(dense, ids, tables, list(zip(values, offsets, weights, strict=True)), pooling)
     if not dispatch.differentiates(dense, *weights, *tables):
         return embedding_stack_fwd(dense, ids, values, offsets, weights, list(tables), pooling, chosen)
-    stack = functools.partial(internals.apply, EmbeddingStackFunction)
-    if sparse_gradients and torch.compiler.is_compiling():
-        stack = torch.compiler.disable(stack)  # whose gradients the compiler would make dense
-    return stack(dense, ids, len(given), pooling, sparse_gradients, chosen, *values, *offsets, *weights, *tables)
+    operands = (dense, ids, len(given), pooling, sparse_gradients, chosen, *values, *offsets, *weights, *tables)
+    if not sparse_gradients:
+        return internals.apply(EmbeddingStackFunction, *operands)
+    if torch.compiler.is_compiling():  # the compiler knows no sparse gradients
+        return torch.compiler.disable(_with_sparse_gradients)(tables, operands)
+    return _with_sparse_gradients(tables, operands)
+
+
+def _with_sparse_gradients(tables: Sequence[Tensor], operands: tuple[Any, ...]) -> Tensor:
+    announce(tables)
+    return internals.apply(EmbeddingStackFunction, *operands)
 
 
 def as_bags(bags: Bags) -> list[Bag]:

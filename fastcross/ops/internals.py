@@ -3,10 +3,11 @@
 They answer three questions faster than a public interface could: may a kernel be called without PyTorch's operators in
 between; must PyTorch's own operators do the work; may an autograd Function be applied without functorch's part of it?
 The fallback is always the cautious answer, which is right everywhere and slower. All are looked up once, at import;
-tests/ops/test_internals.py fails where one of them is gone, or says something else than it did.
+tests/ops/test_internals.py fails where one of them is gone, or says something else than it did. Without
+``are_reduced_by_ddp`` an error is PyTorch's own.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -100,3 +101,13 @@ def may_call_kernels(args: tuple[Any, ...]) -> bool:
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     """``function.apply``, as directly as the arguments allow."""
     return (direct_apply(function) if may_call_kernels(args) else function.apply)(*args)
+
+
+def are_reduced_by_ddp(parameters: Sequence[Tensor]) -> bool:
+    """Whether this runs within a DistributedDataParallel that adds up the gradients of any of the parameters."""
+    kind = getattr(torch.nn.parallel, "DistributedDataParallel", None)
+    wrapper = getattr(kind, "_active_ddp_module", None)
+    if wrapper is None:
+        return False
+    reduced = {id(parameter) for parameter in getattr(wrapper, "_module_parameters", ())}
+    return any(id(parameter) in reduced for parameter in parameters)

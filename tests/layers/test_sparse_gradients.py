@@ -1,0 +1,110 @@
+"""Sparse gradients where PyTorch takes none: an error that says what to do, before anything is trained."""
+
+import pytest
+import torch
+import torch.distributed
+import torch.multiprocessing
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from fastcross import DCN, optim
+from fastcross.layers.embedding import EmbeddingStack
+
+RANKS, ROWS = 2, 6
+
+
+def make_model(**options):
+    torch.manual_seed(0)
+    return DCN([50, 7], 2, 4, cross_layers=2, deep_layers=(8,), batch_norm=False, **options)
+
+
+def make_batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(ROWS, 2, generator=generator), torch.randint(0, 7, (ROWS, 2), generator=generator)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSprop, torch.optim.NAdam])
+def test_optimizers_that_take_none(kind):
+    model = make_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    optimizer = kind(model.parameters())
+    model(*make_batch(0)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"fastcross\.optim\.configure\(model\), or .* sparse_gradients=False"):
+        optimizer.step()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    dense = make_model(sparse_gradients=False)
+    optimizer = kind(dense.parameters())
+    dense(*make_batch(0)).sum().backward()
+    optimizer.step()
+    assert not torch.equal(dense.embedding.tables[0], before["embedding.tables.0"])
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad, torch.optim.SparseAdam])
+def test_optimizers_that_take_them(kind):
+    stack = EmbeddingStack([50], 0, 4)
+    before = stack.tables[0].detach().clone()
+    optimizer = kind(list(stack.parameters()), lr=0.1)
+    stack(torch.zeros(2, 0), torch.tensor([[3], [7]])).sum().backward()
+    optimizer.step()
+    assert (stack.tables[0] != before).any(1).nonzero().flatten().tolist() == [3, 7]
+
+
+def train_with_ddp(rank, address, sparse, ignore, results):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=RANKS)
+    model = make_model(sparse_gradients=sparse)
+    if ignore:
+        names = [f"embedding.tables.{k}" for k in range(2)]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    parallel, optimizer = DistributedDataParallel(model), optim.configure(model, lr=0.1, name="sgd")
+    try:
+        for step in range(3):
+            optimizer.zero_grad()
+            parallel(*make_batch(RANKS * step + rank)).square().sum().backward()
+            optimizer.step()
+        results[rank] = {name: value.numpy() for name, value in model.state_dict().items()}
+    except RuntimeError as error:
+        results[rank] = str(error)
+    torch.distributed.destroy_process_group()
+
+
+def run(tmp_path, sparse, ignore=False):
+    results = torch.multiprocessing.get_context("spawn").Manager().dict()
+    arguments = (f"file://{tmp_path}/rendezvous", sparse, ignore, results)
+    torch.multiprocessing.spawn(train_with_ddp, arguments, nprocs=RANKS)
+    return dict(results)
+
+
+def test_ddp_with_dense_gradients_trains_as_one_process(tmp_path):
+    found = run(tmp_path, sparse=False)
+    model = make_model(sparse_gradients=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        # DDP's gradient is the mean of the ranks'.
+        (sum(model(*make_batch(RANKS * step + rank)).square().sum() for rank in range(RANKS)) / RANKS).backward()
+        optimizer.step()
+    for rank in range(RANKS):
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(torch.from_numpy(found[rank][name]), value, rtol=1e-4, atol=1e-5)
+
+
+def test_ddp_with_sparse_gradients_says_what_to_do(tmp_path):
+    for message in run(tmp_path, sparse=True).values():
+        assert "sparse_gradients=False" in message
+        assert "DistributedDataParallel" in message
+
+
+def test_tables_that_ddp_leaves_alone_keep_sparse_gradients(tmp_path):
+    """As fastcross.distributed does, whose tables are TorchRec's."""
+    found = run(tmp_path, sparse=True, ignore=True)
+    assert all(isinstance(found[rank], dict) for rank in range(RANKS))
+    assert (found[0]["deep.0.weight"] == found[1]["deep.0.weight"]).all()
+    assert (found[0]["embedding.tables.0"] != found[1]["embedding.tables.0"]).any()
+
+
+def test_a_model_around_the_stack_gets_the_error_too():
+    model = nn.Sequential(EmbeddingStack([5], 1, 2))
+    model[0](torch.zeros(1, 1), torch.zeros(1, 1, dtype=torch.int64)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"torch\.optim\.Adam takes no sparse gradients"):
+        torch.optim.Adam(model.parameters()).step()
