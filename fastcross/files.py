@@ -1,4 +1,4 @@
-"""The one way a file or a folder comes to stand where it does: whole, or not at all."""
+"""The one way a file or a folder comes to stand where it does, whole or not at all, and how damage to it is noticed."""
 
 import contextlib
 import fcntl
@@ -9,9 +9,13 @@ import os
 import shutil
 import threading
 import time
+import zlib
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+CHUNK = 8 << 20  # bytes that are summed at once
 
 
 @contextlib.contextmanager
@@ -88,6 +92,37 @@ def sha256(path: Path | str) -> str:
     """The checksum by which a file is known again."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def chunk_checksums(path: Path | str, start: int = 0) -> list[int]:
+    """The CRC-32 of each 8 MiB of a file from ``start`` on: it takes half the time of a SHA-256, and notices any change
+    within four bytes for certain, any other but for one in four billion."""
+    size = os.path.getsize(path)
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # reading and summing release the interpreter's lock
+            return list(pool.map(lambda at: _crc32(descriptor, at, min(CHUNK, size - at)), range(start, size, CHUNK)))
+    finally:
+        os.close(descriptor)
+
+
+def checksum(path: Path | str) -> str:
+    """By which a large file is known again."""
+    digest = hashlib.sha256(os.path.getsize(path).to_bytes(8, "little"))
+    for value in chunk_checksums(path):
+        digest.update(value.to_bytes(4, "little"))
+    return digest.hexdigest()
+
+
+def _crc32(descriptor: int, start: int, length: int) -> int:
+    value = 0
+    while length > 0:
+        piece = os.pread(descriptor, min(length, 1 << 20), start)
+        if not piece:
+            break  # the file has become shorter
+        value = zlib.crc32(piece, value)
+        start, length = start + len(piece), length - len(piece)
+    return value
 
 
 def write_checked_json(path: Path | str, content: Mapping[str, Any]) -> None:

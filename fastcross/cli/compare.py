@@ -29,7 +29,8 @@ def compare(args: Namespace) -> int:
     rows = sorted((summary(name, found, part) for name, found in results.items()), key=lambda row: row["logloss"])
     table = markdown(rows, optimum.get(part))
     first = {name: Run(folder / f"{name}-{args.seeds[0]}").history for name in args.models}
-    draw_curves(folder / "curves.png", first, optimum.get("validation"))
+    with atomic(folder / "curves.png") as temporary:
+        temporary.write_bytes(draw_curves(first, optimum.get("validation")))
     write_json(folder / "table.json", {"part": part, "seeds": args.seeds, "optimum": optimum.get(part), "models": rows})
     with atomic(folder / "table.md") as temporary:
         temporary.write_text(table)

@@ -26,7 +26,7 @@ def evaluate(args: Namespace) -> int:
     if reads_file:
         with bars("evaluate") as progress:
             rows = read_for_prediction(
-                args.data, trained.open_cache(args.cache), on_error=args.on_error, labelled=True, progress=progress
+                args.data, trained.encoder, on_error=args.on_error, labelled=True, progress=progress
             )
             if output:
                 refuse_overwriting(output, rows.paths)

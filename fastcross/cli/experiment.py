@@ -10,7 +10,8 @@ from fastcross.cli.conflicts import check_data, flag
 from fastcross.distributed.launch import choose_sharding
 from fastcross.training.config import GENERATED_ROWS, TrainingConfig
 from fastcross.training.dataset import Dataset
-from fastcross.training.experiment import Experiment, model_options
+from fastcross.training.experiment import Experiment
+from fastcross.training.options import model_options
 
 MODEL_OPTIONS = (
     "cross_layers",

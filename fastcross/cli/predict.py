@@ -26,7 +26,7 @@ def predict(args: Namespace) -> int:
     with bars() as progress:
         rows = read_for_prediction(
             args.data,
-            trained.open_cache(args.cache),
+            trained.encoder,
             on_error=args.on_error,
             id_column=args.id_column,
             progress=progress,

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from fastcross.training import checkpoint
 from fastcross.training.checkpoint import CheckpointError
-from fastcross.training.run_folder import Run
-from fastcross.training.shards import checkpoints, newest, read_whole, take_shards
+from fastcross.training.run_folder import Run, working_in
+from fastcross.training.shards import checkpoints, file_checksums, newest, read_whole, take_shards
 
 # What a sharded checkpoint divides: the tables and, in the second part of the optimiser, the moments of their rows.
 SHARDED = re.compile(r"model\.embedding\.tables\.\d+|optimizer\.parts\.1\.state\.\d+\.\w+")
-OTHERS = ("metrics.csv", "result.json", "curves.png")
+OTHERS = ("checksums.json", "metrics.csv", "result.json", "curves.png")
 
 
 def convert(run: Run, to: str, output: Path, sharding: str = "auto") -> list[str]:
@@ -26,15 +26,17 @@ def convert(run: Run, to: str, output: Path, sharding: str = "auto") -> list[str
     names = [name for name in ("best", "last") if _present(run, name, to)]
     if not names:
         raise CheckpointError(f"{run.path} holds no checkpoint yet")
-    copy = Run.create(output, plan | {"sharding": sharding if to == "sharded" else None})
-    for name in names:
-        if to == "single":
-            copy.save(name, read_whole(newest(run.path, name)))
-        else:
-            write_sharded(copy.path, name, run.load(name, {}))
-    for name in OTHERS:
-        if (run.path / name).exists():
-            shutil.copy2(run.path / name, copy.path / name)
+    with working_in(output):
+        encoder = run.encoder if "encoder" in plan else None  # fastcross 0.1 kept none
+        copy = Run.create(output, plan | {"sharding": sharding if to == "sharded" else None}, encoder)
+        for name in names:
+            if to == "single":
+                copy.save(name, read_whole(newest(run.path, name)))
+            else:
+                write_sharded(copy.path, name, run.load(name, {}))
+        for name in OTHERS:
+            if (run.path / name).exists():
+                shutil.copy2(run.path / name, copy.path / name)
     return names
 
 
@@ -46,7 +48,7 @@ def write_sharded(run: Path, name: str, state: dict[str, Any]) -> None:
     folder.mkdir()
     if shards:
         dcp.save(shards, checkpoint_id=folder, no_dist=True)
-    checkpoint.save(folder / "state.safetensors", rest)
+    checkpoint.save(folder / "state.safetensors", rest | {"files": file_checksums(folder)})
 
 
 def _present(run: Run, name: str, to: str) -> bool:

@@ -49,7 +49,8 @@ def launch(argv: Sequence[str], processes: int, max_restarts: int) -> int:
     try:
         torchrun([*options, "--", "fastcross", *argv])
     except ChildFailedError as error:
-        return max(failure.exitcode for failure in error.failures.values()) or 1
+        codes = {failure.exitcode for failure in error.failures.values()}
+        return 2 if 2 in codes else max(codes) or 1  # the error of one, not the signals by which it ended the others
     except SignalException:
         return 130
     finally:

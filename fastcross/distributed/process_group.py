@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
@@ -87,7 +88,8 @@ def start(device: torch.device, kind: type[Group] = ProcessGroup) -> Iterator[Gr
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     processes = kind(device)
     try:
-        yield processes
+        with _exiting_on_sigterm():
+            yield processes
     except Exception as error:
         if processes.size == 1:
             raise
@@ -98,6 +100,20 @@ def start(device: torch.device, kind: type[Group] = ProcessGroup) -> Iterator[Gr
         # Without this a process group that has lost a rank may wait for it on the way out.
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _exiting_on_sigterm() -> Iterator[None]:
+    """torchrun ends the other ranks by SIGTERM when one has failed: they exit, and so clean up behind them."""
+    try:
+        previous = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    except ValueError:  # not the main thread, where Python allows no handlers
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 class RankError(RuntimeError):

@@ -19,7 +19,16 @@ from fastcross.distributed.process_group import ProcessGroup
 from fastcross.training import checkpoint
 from fastcross.training.plots import History
 from fastcross.training.run_folder import Run
-from fastcross.training.shards import checkpoint_errors, checkpoints, newest, put_shards, read_shards, take_shards
+from fastcross.training.shards import (
+    checkpoint_errors,
+    checkpoints,
+    file_checksums,
+    newest,
+    put_shards,
+    read_shards,
+    read_state,
+    take_shards,
+)
 
 
 class ShardedRun(Run):
@@ -42,12 +51,19 @@ class ShardedRun(Run):
         if "rng" in state:
             rest["rng_of_ranks"] = self.processes.collect(state["rng"])
         self.processes.any(False)  # the folder is there
-        if shards:
-            with checkpoint_errors(f"cannot write {temporary}"):
-                dcp.save(shards, checkpoint_id=temporary)
-        if self.processes.rank == 0:
-            checkpoint.save(temporary / "state.safetensors", rest)
-            _put(temporary, target)
+        try:
+            if shards:
+                with checkpoint_errors(f"cannot write {temporary}"):
+                    dcp.save(shards, checkpoint_id=temporary)
+            share = file_checksums(temporary, self.processes.rank, self.processes.size)
+            rest["files"] = {name: found for part in self.processes.collect(share) for name, found in part.items()}
+            if self.processes.rank == 0:
+                checkpoint.save(temporary / "state.safetensors", rest)
+                _put(temporary, target)
+        except BaseException:
+            if self.processes.rank == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+            raise
         self.processes.any(False)  # the checkpoint is there, before any rank goes on
 
     def load(self, name: str, like: dict[str, Any]) -> dict[str, Any]:
@@ -55,9 +71,11 @@ class ShardedRun(Run):
         folder = self.processes.share(newest(self.path, name) if self.processes.rank == 0 else None)
         shards: dict[str, Any] = {}
         take_shards(like, shards, _is_sharded)
+        state = read_state(folder, self.processes.rank, self.processes.size)
+        self.processes.any(False)  # all files are whole
         if shards:
             read_shards(shards, folder)
-        state = put_shards(checkpoint.load(folder / "state.safetensors"), shards)
+        state = put_shards(state, shards)
         if "rng_of_ranks" in state:
             generators = state.pop("rng_of_ranks")
             rank = self.processes.rank
@@ -66,6 +84,11 @@ class ShardedRun(Run):
             elif rank:  # of another number of ranks: one that each of them has for itself
                 state["rng"] = [torch.Generator().manual_seed(hash((state["step"], rank))).get_state()]
         return state
+
+    def verify(self, name: str) -> None:
+        folder = self.processes.share(newest(self.path, name) if self.processes.rank == 0 else None)
+        read_state(folder, self.processes.rank, self.processes.size)
+        self.processes.any(False)
 
     def holds(self, name: str) -> bool:
         return bool(self.processes.share(bool(checkpoints(self.path, name))))
@@ -81,8 +104,6 @@ class ShardedRun(Run):
     def remove_leftovers(self) -> None:
         if self.processes.rank == 0:
             super().remove_leftovers()
-            for leftover in self.path.glob(".*-*.tmp"):
-                shutil.rmtree(leftover)
 
 
 def _is_sharded(path: str, value: Any) -> bool:

@@ -2,9 +2,15 @@
 
 Tensors become safetensors entries named by their path (``model.deep.0.weight``); everything else is one JSON text in
 the file's metadata. Loading runs no code from the file, unlike pickle, and a file is either whole or not there.
+
+The metadata also holds a checksum over every byte of the file but its own digits, so that no change goes unnoticed:
+safetensors itself sees neither changed values nor a changed name, dtype or space in the header.
 """
 
+import hashlib
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +19,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fastcross.files import atomic
+from fastcross.files import atomic, chunk_checksums
 
-FORMAT = "fastcross-1"
+FORMAT = "fastcross-2"
+UNCHECKED_FORMAT = "fastcross-1"  # of fastcross 0.1, without a checksum
+DIGITS = 64
+CHECKSUM = b'"checksum":"'  # unescaped, so that it stands nowhere else in a header
+LARGEST_HEADER = 100_000_000  # what safetensors itself accepts
 
 
 class CheckpointError(ValueError):
@@ -25,34 +35,88 @@ class CheckpointError(ValueError):
 def save(path: Path | str, state: dict[str, Any]) -> None:
     """Write ``state`` to ``path``; a reader, or a crash at any moment, sees the old file or the new one."""
     tensors: dict[str, Tensor] = {}
-    structure = json.dumps(_take_apart(state, "", tensors))
+    memory: set[int] = set()
+    try:
+        structure = json.dumps(_take_apart(state, "", tensors, memory))
+    except RecursionError:
+        raise TypeError("a checkpoint holds no state that contains itself, or that is nested so deeply") from None
     with atomic(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": FORMAT, "state": structure})
+        save_file(tensors, temporary, metadata={"format": FORMAT, "checksum": "0" * DIGITS, "state": structure})
+        header, position = _read_header(temporary)
+        with open(temporary, "r+b") as file:
+            file.seek(position)
+            file.write(_digest(temporary, header).encode())
 
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """What :func:`save` wrote, tensors on ``device``."""
+    """What :func:`save` wrote, tensors on ``device``; a CheckpointError names a file that is damaged."""
     try:
+        verify(path)
         with safe_open(path, framework="pt", device=str(device)) as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise CheckpointError(f"{path} has format {metadata.get('format')!r}; expected {FORMAT!r}")
-            return _put_together(json.loads(metadata["state"]), file.get_tensor)
-    except (SafetensorError, json.JSONDecodeError) as error:
-        raise CheckpointError(f"{path} is not a whole checkpoint: {error}") from error
+            state = _put_together(json.loads((file.metadata() or {})["state"]), file.get_tensor)
+    except CheckpointError:
+        raise
+    except OSError:  # it cannot be read at all, and the message says why
+        raise
+    except Exception as error:  # whatever a reader of damaged text and numbers can raise
+        raise CheckpointError(f"{path} is not a whole checkpoint: {_reason(error)}") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path} is not a whole checkpoint: it holds a {type(state).__name__} instead of a dict")
+    return state
 
 
-def _take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """``value`` as JSON, its tensors moved into ``tensors`` under their path."""
+def verify(path: Path | str) -> None:
+    """Raise CheckpointError unless the file is, to the last byte, what :func:`save` wrote."""
+    path = Path(path)
+    header, _ = _read_header(path)
+    metadata = json.loads(header)["__metadata__"]
+    if metadata.get("format") == UNCHECKED_FORMAT and "checksum" not in metadata:
+        return
+    if metadata.get("format") != FORMAT:
+        raise CheckpointError(f"{path} has format {metadata.get('format')!r}; expected {FORMAT!r}")
+    expected, found = metadata["checksum"], _digest(path, header)
+    if expected != found:
+        raise CheckpointError(
+            f"{path} is not a whole checkpoint: its checksum is {found[:12]}, expected {str(expected)[:12]}"
+        )
+
+
+def _read_header(path: Path) -> tuple[bytes, int]:
+    """The JSON at the beginning of a safetensors file, and where in the file the checksum's digits stand."""
+    size = os.path.getsize(path)
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 2 <= length <= min(size - 8, LARGEST_HEADER):
+            raise CheckpointError(f"{path} is not a whole checkpoint: it has {size} bytes and a header of {length}")
+        header = file.read(length)
+    return header, 8 + header.find(CHECKSUM) + len(CHECKSUM)
+
+
+def _digest(path: Path, header: bytes) -> str:
+    """Over the length of the header, the header with zeros for the checksum, and the checksum of each piece of data."""
+    start = header.find(CHECKSUM) + len(CHECKSUM)
+    digest = hashlib.sha256(len(header).to_bytes(8, "little"))
+    digest.update(header[:start] + b"0" * DIGITS + header[start + DIGITS :])
+    for checksum in chunk_checksums(path, 8 + len(header)):
+        digest.update(checksum.to_bytes(4, "little"))
+    return digest.hexdigest()
+
+
+def _take_apart(value: Any, name: str, tensors: dict[str, Tensor], memory: set[int]) -> Any:
+    """``value`` as JSON, its tensors moved into ``tensors`` under their path; ``memory``: addresses of those so far."""
     if isinstance(value, Tensor):
-        tensors[name] = _own(value, tensors)
+        name = _unique(name, tensors)
+        tensors[name] = _own(value, name, memory)
         return {"tensor": name}
     if isinstance(value, dict):
+        for key in value:
+            if type(key) not in (str, int):
+                raise TypeError(f"a checkpoint's keys are strings and integers; got {key!r} at {name or 'the top'}")
         # A list of pairs keeps keys that are not strings, such as an optimiser's parameter numbers.
-        return {"dict": [[key, _take_apart(item, _join(name, key), tensors)] for key, item in value.items()]}
+        return {"dict": [[key, _take_apart(item, _join(name, key), tensors, memory)] for key, item in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_take_apart(item, _join(name, index), tensors) for index, item in enumerate(value)]}
+        return {kind: [_take_apart(item, _join(name, index), tensors, memory) for index, item in enumerate(value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(
@@ -60,7 +124,7 @@ def _take_apart(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
     )
 
 
-def _put_together(value: Any, tensor: Any) -> Any:
+def _put_together(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     if not isinstance(value, dict):
         return value
     ((kind, content),) = value.items()
@@ -68,17 +132,36 @@ def _put_together(value: Any, tensor: Any) -> Any:
         return tensor(content)
     if kind == "dict":
         return {key: _put_together(item, tensor) for key, item in content}
+    if kind not in ("list", "tuple"):
+        raise ValueError(f"there is no kind of value {kind!r}")
     items = [_put_together(item, tensor) for item in content]
     return items if kind == "list" else tuple(items)
 
 
-def _own(value: Tensor, others: dict[str, Tensor]) -> Tensor:
+def _own(value: Tensor, name: str, memory: set[int]) -> Tensor:
     """A contiguous tensor that shares its storage with no other, as safetensors asks for."""
-    value = value.detach().contiguous()
+    if value.layout != torch.strided or value.is_meta or value.is_quantized:
+        raise TypeError(f"a checkpoint holds dense tensors with values; got {value.layout} on {value.device} at {name}")
+    value = value.detach().resolve_conj().resolve_neg().contiguous()
     is_view = value.untyped_storage().nbytes() != value.nbytes
-    is_shared = any(other.data_ptr() == value.data_ptr() for other in others.values())
-    return value.clone() if is_view or is_shared else value
+    owned = value.clone() if is_view or value.data_ptr() in memory else value
+    memory.add(owned.data_ptr())
+    return owned
+
+
+def _unique(name: str, taken: dict[str, Tensor]) -> str:
+    """The path, or where that is another tensor's already ({"a": {"b": t}, "a.b": u}), the path with a number."""
+    name = name.encode("utf-8", "backslashreplace").decode()
+    candidate, number = name, 1
+    while candidate in taken or candidate == "__metadata__":  # which is safetensors' own
+        candidate, number = f"{name}~{number}", number + 1
+    return candidate
 
 
 def _join(name: str, key: object) -> str:
     return f"{name}.{key}" if name else str(key)
+
+
+def _reason(error: Exception) -> str:
+    text = str(error) if isinstance(error, SafetensorError | ValueError) else f"{type(error).__name__}: {error}"
+    return text.splitlines()[0] if text else type(error).__name__

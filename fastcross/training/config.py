@@ -1,7 +1,9 @@
 """How to train: the configuration, whose defaults are section 4.2 of the paper, and the learning rate it gives."""
 
+from __future__ import annotations
+
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 SCHEDULES = ("constant", "plateau", "cosine")
 OPTIMIZERS = ("adam", "sgd")
@@ -46,16 +48,39 @@ class TrainingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.schedule not in SCHEDULES:
-            raise ValueError(f"schedule must be one of {', '.join(SCHEDULES)}; got {self.schedule!r}")
+        for entry in fields(self):
+            _check_type(entry.name, getattr(self, entry.name), str(entry.type))
+        for name, known in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS)):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be positive and finite; got {self.lr}")
         for name in ("batch_size", "epochs", "max_steps", "evaluate_every"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1; got {value}")
-        for name in ("warmup_steps", "clip_norm", "patience", "checkpoint_seconds"):
-            if (value := getattr(self, name)) < 0:
+        for name in ("warmup_steps", "clip_norm", "patience", "checkpoint_seconds", "seed"):
+            if not (value := getattr(self, name)) >= 0:
                 raise ValueError(f"{name} must not be negative; got {value}")
+        if not self.max_loss > 0:
+            raise ValueError(f"max_loss must be positive; got {self.max_loss}")
+        if self.seed >= 1 << 63:
+            raise ValueError(f"seed must be below 2^63; got {self.seed}")
+
+
+# What the annotation of a field admits. A bool is an int to Python, but True is no number of epochs.
+_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "int | None": ((int, type(None)), "a whole number or None"),
+    "float": ((int, float), "a number"),
+    "str": ((str,), "a text"),
+    "bool | None": ((bool, type(None)), "True, False or None"),
+}
+
+
+def _check_type(name: str, value: object, annotation: str) -> None:
+    kinds, expected = _TYPES[annotation]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise TypeError(f"{name} must be {expected}; got {value!r}")
 
 
 def learning_rate(config: TrainingConfig, step: int, total_steps: int, decays: int = 0) -> float:

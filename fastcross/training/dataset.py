@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -64,7 +65,8 @@ class Dataset:
         assert info is not None
         options = {"format": "criteo", "split": info.split}
         cache = Dataset((str(log),), str(home / "cache"), options)._prepare(show, progress)
-        return cache, info.bayes_logloss_parts
+        known = info.bayes_logloss_parts.items()
+        return cache, {part: value for part, value in known if math.isfinite(value)}  # a part may have no rows
 
     def _prepare(self, show: Show, progress: Progress | None) -> Cache:
         """`prepare` itself sees whether the cache is there and up to date."""
@@ -89,6 +91,29 @@ def _shown(cache: Cache, show: Show) -> Cache:
     if skipped["rows"]:
         show(f"skipped {skipped['rows']:,} bad rows, such as: {skipped['examples'][0]}")
     return cache
+
+
+def check_labels(cache: Cache, show: Show | None = None) -> None:
+    """Raise ValueError where all training rows have one label; say so of validation rows, which then have no AUC."""
+    labels = _first_labels(cache, "train")
+    if len(labels) < 2:
+        rows = cache.sizes["train"]
+        raise ValueError(
+            f"there is nothing to learn: all {rows:,} training rows of {cache.path} have label {labels[0]:g}"
+        )
+    if show and cache.schema.task == "binary" and len(labels := _first_labels(cache, "validation")) == 1:
+        show(f"all {cache.sizes['validation']:,} validation rows have label {labels[0]:g}: they have no AUC")
+
+
+def _first_labels(cache: Cache, part: str) -> list[float]:
+    """The first two different labels of a part, if it has as many."""
+    found: set[float] = set()
+    for batch in cache.batches(part, 4096):
+        assert batch.label is not None
+        found |= set(batch.label.unique().tolist())
+        if len(found) > 1:
+            break
+    return sorted(found)[:2]
 
 
 def _silent(line: str) -> None:

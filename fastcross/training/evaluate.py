@@ -1,5 +1,6 @@
 """Predictions and metrics of a model on batches, without gradients."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -60,7 +61,10 @@ def evaluate(
     processes: Processes = ALONE,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """The metrics of :func:`fastcross.metrics.summarise` on one part of a cache, over the rows of all processes."""
+    """The metrics of :func:`~fastcross.training.metrics.summarise` on one part of a cache, over all processes' rows.
+
+    What is not defined, as the AUC of rows that are all of one class, is left out.
+    """
     if not cache.sizes.get(part):
         raise ValueError(f"the cache {cache.path} has no rows in part {part!r}; its sizes are {cache.sizes}")
     batches = cache.batches(part, BATCH_SIZE, rank=processes.rank, world_size=processes.size)
@@ -69,4 +73,5 @@ def evaluate(
     logits, label = processes.gather(logits), processes.gather(label)
     if not logits.isfinite().all():
         raise ValueError(f"{int((~logits.isfinite()).sum())} of {logits.numel()} predictions on {part} are not finite")
-    return processes.share(metrics.summarise(logits, label) if processes.rank == 0 else {})
+    found = metrics.summarise(logits, label) if processes.rank == 0 else {}
+    return processes.share({name: value for name, value in found.items() if math.isfinite(value)})

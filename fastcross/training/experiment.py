@@ -16,10 +16,7 @@ from typing import Any
 import torch
 
 from fastcross._version import __version__
-from fastcross.batch import Schema
 from fastcross.data import Cache
-from fastcross.models import MODELS
-from fastcross.models.dcn import Model
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.config import (
     EMBEDDINGS,
@@ -30,8 +27,9 @@ from fastcross.training.config import (
 )
 from fastcross.training.dataset import Dataset, Opened, Progress, Show
 from fastcross.training.loop import Trainer
+from fastcross.training.options import build, count, model_options, resolve_options
 from fastcross.training.processes import ALONE, Processes
-from fastcross.training.run_folder import Run, read_json, write_json
+from fastcross.training.run_folder import Run, read_json, working_in, write_json
 
 SHARDED_MODELS = ("dcn", "dnn")  # those whose tables TorchRec can divide
 
@@ -61,8 +59,8 @@ class Experiment:
     sharding: str | None = None
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.options if name not in model_options(self.model)]
-        if unknown:
+        known = model_options(self.model)
+        if unknown := [name for name in self.options if name not in known]:
             raise ValueError(f"the model {self.model} has no option {', '.join(unknown)}")
         if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
             raise ValueError(f"threads must be at least 1; got {self.threads!r}")
@@ -91,8 +89,9 @@ class Experiment:
     def from_dict(cls, values: Mapping[str, Any]) -> "Experiment":
         """From :meth:`to_dict`, or from the config.json of a run, which says more than that."""
         known: dict[str, Any] = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}
+        training = TrainingConfig(**values["training"])
         data = known.get("data") or {"files": [values["cache"]]}  # fastcross 0.1 kept no more than the cache
-        return cls(**{**known, "data": Dataset(**data), "training": TrainingConfig(**known.get("training", {}))})
+        return cls(**{**known, "data": Dataset(**data), "training": training})
 
     def save(self, path: Path | str) -> None:
         write_json(Path(path), self.to_dict())
@@ -100,7 +99,14 @@ class Experiment:
     @classmethod
     def load(cls, path: Path | str) -> "Experiment":
         """The experiment of a run folder, or of a JSON file that :meth:`save` wrote."""
-        return cls.from_dict(Run(path).config if Path(path).is_dir() else read_json(Path(path)))
+        path = Path(path)
+        file = path / "config.json" if path.is_dir() else path
+        values = Run(path).config if path.is_dir() else read_json(path)
+        try:
+            return cls.from_dict(values)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise CheckpointError(f"{file} does not describe an experiment: {reason}") from error
 
     def run(
         self,
@@ -121,31 +127,29 @@ class Experiment:
             go_on: continue a folder that holds this experiment already, or just read it if it has finished.
             opened: the experiment's data, where it is open already.
         """
-        path = Path(folder)
-        # One process prepares the data; the others then find it.
-        leads = processes.rank == 0
-        exists, cache, optimum = processes.share(self._open(path, go_on, opened, show, progress) if leads else None)
-        data = Cache.open(cache)
-        plan = replace(self, options=self._resolve(data.schema), threads=self.threads or torch.get_num_threads())
-        config = {
-            "fastcross": __version__,
-            **plan.to_dict(),
-            "cache": cache,
-            "fingerprint": data.fingerprint,
-            "optimum": optimum,
-        }
-        if exists and Run(path).config != config:
-            raise CheckpointError(f"{path} holds a run with another configuration; choose another folder")
-        if exists and (result := Run(path).result):
-            return result
-        with plan._trainer(data, optimum, show, processes) as trainer:
-            if leads and not exists:
-                Run.create(path, config)
-            processes.any(False)  # the folder is there
-            trainer.run = processes.open_run(path)
-            if exists:
-                trainer.resume()
-            return trainer.fit()
+        path, leads = Path(folder), processes.rank == 0
+        with working_in(path) if leads else contextlib.nullcontext():
+            # One process prepares the data; the others then find it.
+            exists, cache, optimum = processes.share(self._open(path, go_on, opened, show, progress) if leads else None)
+            data = Cache.open(cache)
+            plan = replace(
+                self,
+                options=resolve_options(self.options, data.schema),
+                threads=self.threads or torch.get_num_threads(),
+            )
+            config = plan._describe(data, optimum)
+            if exists and Run(path).config != config:
+                raise CheckpointError(f"{path} holds a run with another configuration; choose another folder")
+            if exists and (result := Run(path).result):
+                return result
+            with plan._trainer(data, optimum, show, processes) as trainer:
+                if leads and not exists:  # not before all that can be wrong with the experiment has been found
+                    Run.create(path, config, data.encoder)
+                processes.any(False)  # the folder is there
+                trainer.run = processes.open_run(path)
+                if exists:
+                    trainer.resume()
+                return trainer.fit()
 
     def _open(
         self, path: Path, go_on: bool, opened: Opened | None, show: Show | None, progress: Progress | None
@@ -157,22 +161,16 @@ class Experiment:
         cache, optimum = opened or self.data.open(show, progress=progress)
         return exists, str(cache.path.resolve()), optimum
 
-    def build(self, schema: Schema) -> Model:
-        """The model, for data with these columns."""
-        return MODELS[self.model](
-            schema.cardinalities,
-            len(schema.dense_names),
-            bag_cardinalities=schema.bag_cardinalities,
-            num_outputs=schema.num_outputs,
-            **self._resolve(schema),
-        )
-
-    def _resolve(self, schema: Schema) -> dict[str, Any]:
-        """The options, with crosses as positions among the categorical columns."""
-        options = dict(self.options)
-        if "crosses" in options:
-            options["crosses"] = [[_position(schema, feature) for feature in cross] for cross in options["crosses"]]
-        return options
+    def _describe(self, cache: Cache, optimum: Mapping[str, float]) -> dict[str, Any]:
+        """What config.json holds: the experiment, and the data that it found."""
+        return {
+            "fastcross": __version__,
+            **self.to_dict(),
+            "cache": str(cache.path.resolve()),
+            "fingerprint": cache.fingerprint,
+            "encoder": cache.encoder_fingerprint,
+            "optimum": dict(optimum),
+        }
 
     @contextlib.contextmanager
     def _trainer(
@@ -184,7 +182,7 @@ class Experiment:
         try:
             torch.manual_seed(self.training.seed)
             with torch.device("meta" if self.sharding else "cpu"):
-                model = self.build(cache.schema)
+                model = build(self.model, self.options, cache.schema)
             header = {
                 "fastcross": __version__,
                 "kind": self.model,
@@ -192,6 +190,7 @@ class Experiment:
                 "schema": cache.schema.to_dict(),
                 "cache": str(cache.path.resolve()),
                 "fingerprint": cache.fingerprint,
+                "encoder": cache.encoder_fingerprint,
             }
             facts: dict[str, Any] = {"parameters": count(model), "dense_parameters": count(model, embeddings=False)}
             if optimum:
@@ -206,45 +205,30 @@ class Experiment:
             torch.set_num_threads(threads)
 
 
-def resume(folder: Path | str, *, show: Show | None = None, processes: Processes = ALONE) -> dict[str, Any]:
-    """Continue a run where it stopped, with the experiment that its folder holds; returns the result."""
+def resume(
+    folder: Path | str, *, show: Show | None = None, processes: Processes = ALONE, cache: Path | str | None = None
+) -> dict[str, Any]:
+    """Continue a run where it stopped, with the experiment that its folder holds; returns the result.
+
+    Args:
+        cache: the cache it was trained on, if it has moved.
+    """
     run = processes.open_run(folder)
-    config = run.config
-    if run.result:
-        raise CheckpointError(f"the run {run.path} is finished; see fastcross info {run.path}")
-    cache = Cache.open(config["cache"], fingerprint=config["fingerprint"])
-    with Experiment.from_dict(config)._trainer(cache, config["optimum"], show, processes) as trainer:
-        trainer.run = run
-        trainer.resume()
-        return trainer.fit()
+    with working_in(run.path) if processes.rank == 0 else contextlib.nullcontext():
+        if run.result:
+            raise CheckpointError(f"the run {run.path} is finished; see fastcross info {run.path}")
+        experiment, config = Experiment.load(run.path), run.config
+        data = Cache.open(cache or config["cache"], fingerprint=config["fingerprint"])
+        data.check_encoder(run.encoder.fingerprint)
+        with experiment._trainer(data, config["optimum"], show, processes) as trainer:
+            trainer.run = run
+            trainer.resume()
+            return trainer.fit()
 
 
 def run_name(name: str) -> Path:
     """Where a run goes that was given no folder."""
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def model_options(name: str) -> tuple[str, ...]:
-    """The options that a model takes beside what follows from the data."""
-    if name not in MODELS:
-        raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
-    of_data = {"cardinalities", "num_dense", "bag_cardinalities", "num_outputs"}
-    without = of_data if name == "dcn" else {*of_data, "cross_layers"}
-    return tuple(entry.name for entry in fields(MODELS[name].Config) if entry.name not in without)
-
-
-def count(model: Model, *, embeddings: bool = True) -> int:
-    """Parameters; without the embedding layer as the paper counts them in section 4.4."""
-    named = model.named_parameters()
-    return sum(p.numel() for name, p in named if embeddings or not name.startswith("embedding."))
-
-
-def _position(schema: Schema, feature: str | int) -> int:
-    if isinstance(feature, int):
-        return feature
-    if feature not in schema.categorical_names:
-        raise ValueError(f"{feature!r} is not a categorical column; there are {', '.join(schema.categorical_names)}")
-    return schema.categorical_names.index(feature)
 
 
 def _plain(value: Any) -> Any:

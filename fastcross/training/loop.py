@@ -7,17 +7,18 @@ of the batches follows from (seed, epoch). So a run that was killed continues fr
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from fastcross import optim
 from fastcross.data import Batch, Cache
 from fastcross.models.dcn import Model
 from fastcross.training.config import TrainingConfig, learning_rate
+from fastcross.training.dataset import Show, check_labels
 from fastcross.training.divergence import DivergenceCheck
 from fastcross.training.evaluate import evaluate, gains_from_bf16
 from fastcross.training.processes import ALONE, Processes
@@ -52,7 +53,7 @@ class Trainer:
         *,
         header: dict[str, Any] | None = None,
         facts: dict[str, Any] | None = None,
-        show: Callable[[str], None] | None = None,
+        show: Show | None = None,
         processes: Processes = ALONE,
         optimizer: optim.Optimizer | None = None,
     ) -> None:
@@ -68,9 +69,10 @@ class Trainer:
         self.drop_last = cache.sizes["train"] >= config.batch_size
         self.rows_per_step = min(config.batch_size, cache.sizes["train"])
         if self.rows_per_step < processes.size:
-            raise ValueError(
-                f"a batch needs a row for each of the {processes.size} ranks; got {self.rows_per_step} rows"
-            )
+            raise ValueError(f"a batch needs a row for each of {processes.size} ranks; got {self.rows_per_step} rows")
+        if self.rows_per_step < 2 and any(isinstance(module, nn.BatchNorm1d) for module in model.modules()):
+            raise ValueError(f"batch normalisation needs 2 rows in a batch; got {self.rows_per_step}")
+        check_labels(cache, show)
         self.steps_per_epoch = cache.num_batches("train", config.batch_size, drop_last=self.drop_last)
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or sys.maxsize)
         self.evaluate_every = config.evaluate_every or self.steps_per_epoch
@@ -208,6 +210,8 @@ class Trainer:
         """Go on from the checkpoint "last"; from the start where the run was killed before its first one."""
         assert self.run is not None
         self.run.remove_leftovers()
+        if self.run.holds("best"):
+            self.run.verify("best")  # now, and not when the training ends with it
         if self.run.holds("last"):
             self.load_state_dict(self.run.load("last", self.state_dict()))
 

@@ -1,40 +1,57 @@
 """The learning curves of one or several runs."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from fastcross.files import atomic
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 History = list[dict[str, float]]  # one entry per evaluation
 
 
-def draw_curves(path: Path, histories: Mapping[str, History], optimum: float | None = None) -> None:
-    """Logloss (left) and AUC or accuracy (right) over the training steps, one colour per entry of ``histories``."""
-    from matplotlib.figure import Figure  # slow to import; without pyplot, which would look for a display
+def draw_curves(histories: Mapping[str, History], optimum: float | None = None) -> bytes:
+    """A PNG of :func:`curves`."""
+    png = io.BytesIO()
+    curves(histories, optimum).savefig(png, format="png", dpi=120)
+    return png.getvalue()
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
-    left, right = figure.subplots(1, 2)
+
+def curves(histories: Mapping[str, History], optimum: float | None = None) -> "Figure":
+    """Logloss (left) and AUC or accuracy (right) over the steps, one colour per entry of ``histories``.
+
+    The legend stands below both, where no curve can run behind it.
+    """
+    from matplotlib.figure import Figure  # slow to import; without pyplot, which would look for a display
+    from matplotlib.lines import Line2D
+
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
     first = next(iter(histories.values()))[0]
-    score = next((name for name in ("validation_auc", "validation_accuracy") if name in first), None)
+    score = next((name for name in ("validation_auc", "validation_accuracy") if name in first), "")
+    left, *others = figure.subplots(1, 2 if score else 1, squeeze=False)[0]
+    training: dict[str, Any] = {"alpha": 0.4}
+    validation: dict[str, Any] = {"marker": "."}
+    best: dict[str, Any] = {"color": "black", "linestyle": ":"}
+    entries = []
     for index, (name, history) in enumerate(histories.items()):
         colour = f"C{index}"
         steps = [row["step"] for row in history]
-        left.plot(steps, _column(history, "train_loss"), color=colour, alpha=0.4, label=f"{name} training".strip())
+        left.plot(steps, [row["train_loss"] for row in history], color=colour, **training)
         if "validation_logloss" in first:
-            losses = _column(history, "validation_logloss")
-            left.plot(steps, losses, color=colour, marker=".", label=f"{name} validation".strip())
-        if score:
-            right.plot(steps, _column(history, score), color=colour, marker=".", label=name)
+            left.plot(steps, [row["validation_logloss"] for row in history], color=colour, **validation)
+        for right in others:
+            right.plot(steps, [row[score] for row in history], color=colour, **validation)
+        if name:
+            entries.append(Line2D([], [], color=colour, label=name))
+    colour = "grey" if entries else "C0"
+    entries.append(Line2D([], [], color=colour, label="training", **training))
+    if "validation_logloss" in first:
+        entries.append(Line2D([], [], color=colour, label="validation", **validation))
     if optimum is not None:
-        left.axhline(optimum, color="black", linestyle=":", label="Bayes optimum")
+        left.axhline(optimum, **best)
+        entries.append(Line2D([], [], label="Bayes optimum", **best))
     left.set(xlabel="step", ylabel="logloss")
-    left.legend()
-    right.set(xlabel="step", ylabel=score.replace("_", " ") if score else "")
-    if any(histories) and score:
-        right.legend()
-    with atomic(path) as temporary:
-        figure.savefig(temporary, format="png", dpi=120)
-
-
-def _column(history: Sequence[Mapping[str, float]], name: str) -> list[float]:
-    return [row[name] for row in history]
+    for right in others:
+        right.set(xlabel="step", ylabel=score.replace("_", " "))
+    figure.legend(handles=entries, loc="outside lower center", ncols=5, frameon=False)
+    return figure

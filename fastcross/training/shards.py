@@ -1,7 +1,7 @@
 """Checkpoints in shards, as torch.distributed.checkpoint writes them, put together by one process.
 
 best-00001200/   last-00001500/       a checkpoint of that step, whole or not there
-    state.safetensors                 all that is not sharded, as in the single-machine format
+    state.safetensors                 all that is not sharded, as in the single-machine format, and checksums of:
     *.distcp, .metadata               the tables and their moments, in as many parts as there were ranks
 """
 
@@ -15,6 +15,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from fastcross.files import checksum
 from fastcross.training import checkpoint
 from fastcross.training.checkpoint import CheckpointError
 
@@ -33,7 +34,7 @@ def newest(run: Path, name: str) -> Path:
 
 def read_whole(folder: Path) -> dict[str, Any]:
     """The state in a sharded checkpoint, its tables put together in this process."""
-    state = checkpoint.load(folder / "state.safetensors")
+    state = read_state(folder)
     state.pop("rng_of_ranks", None)
     shards: dict[str, Any] = {}
     if (folder / ".metadata").exists():
@@ -43,6 +44,26 @@ def read_whole(folder: Path) -> dict[str, Any]:
     if shards:
         read_shards(shards, folder, alone=True)
     return put_shards(state, shards)
+
+
+def read_state(folder: Path, rank: int = 0, size: int = 1) -> dict[str, Any]:
+    """What is not sharded, after the files of the shards have been verified; ``size`` ranks share that work."""
+    state = checkpoint.load(folder / "state.safetensors")
+    files = state.pop("files", {})  # fastcross 0.1 kept no checksums
+    for name in sorted(files)[rank::size]:
+        path = folder / name
+        found = checksum(path) if path.is_file() else "not there"
+        if found != files[name]:
+            raise CheckpointError(
+                f"{folder} is not a whole checkpoint: {name} is damaged, its checksum {found[:12]} instead of "
+                f"{files[name][:12]}"
+            )
+    return state
+
+
+def file_checksums(folder: Path, rank: int = 0, size: int = 1) -> dict[str, str]:
+    """Of the files that torch.distributed.checkpoint wrote, or of a rank's share of them."""
+    return {path.name: checksum(path) for path in sorted(folder.iterdir())[rank::size]}
 
 
 def read_shards(shards: dict[str, Any], folder: Path, *, alone: bool = False) -> None:

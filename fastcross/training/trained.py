@@ -1,16 +1,21 @@
 """A trained model, read from the run folder that its training left."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fastcross.batch import Schema
 from fastcross.data import Cache
 from fastcross.models import MODELS
 from fastcross.models.dcn import Model
 from fastcross.training import checkpoint
+from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.processes import choose_device
-from fastcross.training.run_folder import Run
+from fastcross.training.run_folder import Run, load_encoder
+
+if TYPE_CHECKING:
+    from fastcross.data.encoder import Encoder
 
 
 @dataclass(frozen=True)
@@ -19,32 +24,46 @@ class Trained:
 
     model: Model
     schema: Schema
+    path: Path  # of the run folder
     cache: str
-    fingerprint: str
+    fingerprint: str  # of the cache
+    encoder_fingerprint: str | None  # None for a run of fastcross 0.1
 
-    def open_cache(self, path: str | None = None) -> Cache:
-        """The cache the model was trained on, or another with the same columns and vocabularies."""
+    @cached_property
+    def encoder(self) -> "Encoder":
+        """What turns rows into the batches that the model knows, from the run folder."""
+        return load_encoder(self.path, self.encoder_fingerprint)
+
+    def open_cache(self, path: Path | str | None = None) -> Cache:
+        """The cache the model was trained on, or another that was made with the same encoder."""
         cache = Cache.open(path or self.cache, fingerprint=None if path else self.fingerprint)
-        if cache.schema != self.schema:
-            raise ValueError(f"the cache {cache.path} has other columns or vocabularies than the model was trained on")
+        cache.check_encoder(self.encoder.fingerprint)
         return cache
 
 
 def load_model(path: Path | str, device: str = "auto") -> Trained:
     """The best model of a run folder, sharded or not, or of a best.safetensors file, in evaluation mode."""
     path = Path(path)
+    run = path if path.is_dir() else path.parent
     state = _read_best(Run(path)) if path.is_dir() else checkpoint.load(path)
     if state.get("kind") not in MODELS:
-        raise checkpoint.CheckpointError(f"{path} holds no model; use best.safetensors")
-    model = MODELS[state["kind"]].from_config(state["config"])
-    model.load_state_dict(state["model"])
+        raise CheckpointError(f"{path} holds no model; use best.safetensors")
+    try:
+        model = MODELS[state["kind"]].from_config(state["config"])
+        model.load_state_dict(state["model"])
+        facts = (state["cache"], state["fingerprint"], state.get("encoder"))
+        schema = Schema.from_dict(state["schema"])
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise CheckpointError(f"{path} holds no model that this version can build: {error}") from error
     model.to(choose_device(device)).eval()
-    return Trained(model, Schema.from_dict(state["schema"]), state["cache"], state["fingerprint"])
+    return Trained(model, schema, run, *facts)
 
 
 def _read_best(run: Run) -> dict[str, Any]:
-    if not run.config.get("sharding"):
-        return checkpoint.load(run.best)
-    from fastcross.training.shards import newest, read_whole  # torch.distributed.checkpoint takes a while to import
+    if run.config.get("sharding"):
+        from fastcross.training.shards import newest, read_whole  # torch.distributed.checkpoint takes a while to import
 
-    return read_whole(newest(run.path, "best"))
+        return read_whole(newest(run.path, "best"))
+    if not run.holds("best"):
+        raise CheckpointError(f"{run.path} holds no model yet: it has not come to its first evaluation")
+    return checkpoint.load(run.best)

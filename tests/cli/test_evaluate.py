@@ -38,4 +38,4 @@ def test_a_cache_that_changed_is_refused(log, fails):
     assert main(["train", "--data", "c", "--run", "r", *SMALL]) == 0
     assert main([*base, "--min-frequency", "100"]) == 0
     assert "other data or with another configuration" in fails("evaluate", "r")
-    assert "other columns or vocabularies" in fails("evaluate", "r", "--data", "c")
+    assert "made with another encoder (columns, vocabularies" in fails("evaluate", "r", "--data", "c")

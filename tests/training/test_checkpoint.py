@@ -62,10 +62,68 @@ def test_adam_state_round_trips(tmp_path):
     assert_same(checkpoint.load(tmp_path / "c"), optimiser.state_dict())
 
 
-def test_objects_are_refused_by_name(tmp_path):
-    with pytest.raises(TypeError, match=r"object at model\.bad"):
-        checkpoint.save(tmp_path / "c", {"model": {"bad": object()}})
+def test_paths_that_read_alike_are_kept_apart(tmp_path):
+    """In 0.1 the second of two tensors with the path a.b replaced the first."""
+    t, u, v = torch.zeros(2), torch.ones(3), torch.full((4,), 2.0)
+    state = {
+        "a": {"b": t, "b~1": v},
+        "a.b": u,
+        0: t + 5,
+        "0": u + 5,
+        "": v + 5,
+        "__metadata__": t + 6,
+        "\udc80": u + 6,
+        "list": [t, {"0": u}],
+        "list.0": v,
+    }
+    checkpoint.save(tmp_path / "c", state)
+    assert_same(checkpoint.load(tmp_path / "c"), state)
+
+
+DTYPES = (torch.bool, torch.uint8, torch.int16, torch.int32, torch.float16, torch.bfloat16, torch.float64)
+
+
+def test_tensors_of_every_make(tmp_path):
+    base = torch.arange(24.0).reshape(4, 6)
+    state = {
+        "shared": [base, base, base.view(-1), base[:2], base[1]],
+        "transposed": base.T,
+        "strided": base[:, ::2],
+        "expanded": torch.ones(1).expand(5),
+        "empty": [torch.empty(0), torch.empty(0, 3), torch.empty(0, dtype=torch.int64)],
+        "scalar": torch.tensor(3.5, dtype=torch.float64),
+        "parameter": torch.nn.Parameter(base.clone()).detach(),
+        "negated": torch.complex(base, -base).imag.neg(),
+        "dtypes": [torch.ones(3, dtype=dtype) for dtype in DTYPES],
+    }
+    checkpoint.save(tmp_path / "c", state)
+    assert_same(checkpoint.load(tmp_path / "c"), state)
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"model": {"bad": object()}}, r"object at model\.bad"),
+        ({"a": {(1, 2): 3}}, r"keys are strings and integers; got \(1, 2\) at a"),
+        ({None: 3}, "got None at the top"),
+        ({True: 3}, "got True at the top"),
+        ({"a": {0.5: torch.zeros(1)}}, r"got 0\.5 at a"),
+        ({"a": torch.empty(3, device="meta")}, "on meta at a"),
+        ({"a": torch.eye(3).to_sparse()}, "torch.sparse_coo on cpu at a"),
+        ({"a": {1, 2}}, "set at a"),
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name(tmp_path, state, message):
+    with pytest.raises(TypeError, match=message):
+        checkpoint.save(tmp_path / "c", state)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_contains_itself_is_refused(tmp_path):
+    state = {}
+    state["self"] = state
+    with pytest.raises(TypeError, match="contains itself"):
+        checkpoint.save(tmp_path / "c", state)
 
 
 class Malicious:
