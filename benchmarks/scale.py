@@ -11,17 +11,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.scale_model import NUM_DENSE, Setting, rows_per_rank, traffic
+
+if TYPE_CHECKING:
+    from fastcross.distributed.process_group import ProcessGroup
 
 CARDINALITIES = (1_000_000, 300_000, 100_000, 30_000, 10_000, *(1_000,) * 10, *(100,) * 11)
 STEPS, WARM_UP = 30, 5
 
 
-def batches(setting: Setting, rank: int, count: int):
+def batches(setting: Setting, rank: int, count: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Ids with a heavy head, as clicks have; the same for any number of ranks."""
     generator = torch.Generator().manual_seed(1)
     share = slice(setting.batch * rank // setting.ranks, setting.batch * (rank + 1) // setting.ranks)
@@ -33,7 +39,7 @@ def batches(setting: Setting, rank: int, count: int):
         yield dense[share], ids[share], label[share]
 
 
-def step(model, optimizer, batch) -> float:
+def step(model: Any, optimizer: Any, batch: tuple[Tensor, Tensor, Tensor]) -> float:
     began = time.perf_counter()
     optimizer.zero_grad()
     loss = model.loss(model(*batch[:2]), batch[2])
@@ -42,7 +48,7 @@ def step(model, optimizer, batch) -> float:
     return time.perf_counter() - began
 
 
-def build(setting: Setting, processes, embedding: str = "auto"):
+def build(setting: Setting, processes: "ProcessGroup | None", embedding: str = "auto") -> tuple[Any, Any]:
     """A model and its optimiser: without ``processes`` fastcross's own, else TorchRec's."""
     from fastcross.distributed.model import shard
     from fastcross.models.dcn import DCN
@@ -70,11 +76,11 @@ def worker(output: str, settings: list[Setting]) -> None:
     """One of the processes: measures each setting, and how long it takes to add up 16 MB."""
     import torch.distributed as dist
 
-    from fastcross.distributed.process_group import start
+    from fastcross.distributed.process_group import ProcessGroup, start
 
     torch.set_num_threads(1)
     found = []
-    with start(torch.device("cpu")) as processes:
+    with start(torch.device("cpu"), ProcessGroup) as processes:
         value, times = torch.zeros(1 << 22), []
         for _ in range(12):
             dist.barrier()
@@ -137,7 +143,7 @@ def report() -> None:
     """
     rows: list[tuple[Setting, dict, float | None]] = []
     sizes, tiny, fixed = (1024, 4096), 64, 0.0
-    shape = {"cardinalities": CARDINALITIES, "dim": 16, "deep": (256, 128), "cross": 4}
+    shape: dict[str, Any] = {"cardinalities": CARDINALITIES, "dim": 16, "deep": (256, 128), "cross": 4}
     for ranks in (1, 2, 4):
         alone = [Setting(**shape, batch=batch // ranks, ranks=1) for batch in (tiny, *sizes)]
         shares = measure(ranks, alone)
@@ -175,12 +181,12 @@ def report() -> None:
 
 def compare_embeddings() -> None:
     """The same model and batches on each, interleaved in one process; times relative to fastcross's tables."""
-    from fastcross.distributed.process_group import start
+    from fastcross.distributed.process_group import ProcessGroup, start
 
     torch.set_num_threads(os.cpu_count() or 1)
     print("| optimiser | n_e | batch | fastcross | fbgemm through TorchRec | fastcross through TorchRec |")
     print("|---|---|---|---|---|---|")
-    with start(torch.device("cpu")) as processes:
+    with start(torch.device("cpu"), ProcessGroup) as processes:
         for optimizer, dim, batch in (
             ("sgd", 16, 512), ("sgd", 16, 4096), ("sgd", 16, 16384), ("sgd", 64, 4096), ("adam", 16, 4096),
         ):  # fmt: skip

@@ -100,7 +100,7 @@ class RowAdam(torch.optim.Optimizer):
             raise ValueError(f"lr and eps must be at least 0 and betas in [0, 1); got {lr}, {eps} and {betas}")
         super().__init__(tables, {"lr": lr, "betas": betas, "eps": eps, "step": 0})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = _call(closure)
         with torch.no_grad():
             # All groups are read before the first is written: a gradient or moment that does not fit changes nothing.
@@ -152,7 +152,7 @@ class RowSGD(torch.optim.Optimizer):
             raise ValueError(f"lr must be at least 0; got {lr}")
         super().__init__(tables, {"lr": lr})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = _call(closure)
         with torch.no_grad():
             found = [(float(group["lr"]), *_with_rows(group["params"])) for group in self.param_groups]

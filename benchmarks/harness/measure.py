@@ -68,7 +68,10 @@ class Verified:
 class Workload(Protocol):
     """What contestants compete in."""
 
-    latency: bool
+    @property
+    def latency(self) -> bool:
+        """Whether it is the time that a caller waits, call by call."""
+        ...
 
     def expected(self) -> Mapping[str, Expected]: ...
 

@@ -60,7 +60,7 @@ class _Empty(torch.autograd.Function):
         return torch.empty_like(inputs[0])
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, ...]:
         return tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors)
 
 

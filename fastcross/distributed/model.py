@@ -43,7 +43,7 @@ class ShardedDCN(DistributedModelParallel):
             init_parameters=False,
         )
         self.config = model.config
-        self.dims = model.embedding.dims  # type: ignore[assignment]
+        self.dims = model.embedding.dims
 
     def loss(self, logits: Tensor, label: Tensor) -> Tensor:
         return self.module.loss(logits, label)
@@ -62,7 +62,7 @@ class ShardedDCN(DistributedModelParallel):
         }
         return tables | layers
 
-    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """The layers; the tables were read in place, into the shards that :meth:`state_dict` showed."""
         for name in LAYERS:
             own = {key.removeprefix(f"{name}."): v for key, v in state_dict.items() if key.startswith(f"{name}.")}

@@ -78,7 +78,7 @@ class Experiment:
     ) -> "Experiment":
         """An experiment on the generated log, whose own defaults hold for what is not in options and training."""
         defaults = {name: value for name, value in GENERATED_LOG_OPTIONS.items() if name in model_options(model)}
-        config = TrainingConfig(**{**GENERATED_LOG_TRAINING, **training})  # type: ignore[arg-type]
+        config = TrainingConfig(**{**GENERATED_LOG_TRAINING, **training})
         return cls(data, model, {**defaults, **options}, config, **others)
 
     def to_dict(self) -> dict[str, Any]:
