@@ -35,6 +35,7 @@ from fastcross.kernels.cpu.simd import at, inline, is_double, lanes, load, load_
 FORWARD = Layout(
     "cross_layer_fwd",
     items="M",
+    together=4,
     work=lambda n: 2 * n.d,
     operands={
         "x0": rows("M", "d"),
@@ -86,6 +87,7 @@ def _forward_columns(x0, x, b, y, s, j, count, has_bias):
 BACKWARD = Layout(
     "cross_layer_bwd",
     items="M",
+    together=4,
     work=lambda n: 4 * n.d,
     operands={
         "dy": rows("M", "d"),

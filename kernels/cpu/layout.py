@@ -5,8 +5,9 @@ piece of scratch, and, inside the kernel, the unpacked values under the same nam
 
 A task is a block of 64-bit words (``unpack.py`` reads it): the number of the next chunk, how many chunks there are, how
 many items each of them has, how many items there are in all, how many bytes of scratch each chunk has for itself; the
-address of the scratch memory; then, in the order of declaration, the operands' addresses, each row operand's followed
-by the stride between its rows, the sizes, the scalars, the offset of each piece of scratch.
+address of the scratch memory; the position that a chunk reported; then, in the order of declaration, the operands'
+addresses, each row operand's followed by the stride between its rows, the sizes, the scalars, the offset of each piece
+of scratch.
 """
 
 import ctypes
@@ -23,6 +24,7 @@ from fastcross.kernels.cpu.emit import lane_count
 from fastcross.kernels.cpu.threads import Task
 from fastcross.kernels.cpu.unpack import (
     HEADER,
+    HIDDEN,
     INDEX,
     INTEGER,
     OWN,
@@ -30,6 +32,7 @@ from fastcross.kernels.cpu.unpack import (
     SCALAR,
     SHARED,
     WIDE,
+    WORD_OF_FOUND,
     WORD_OF_MEMORY,
     Field,
     reader,
@@ -61,8 +64,8 @@ class Piece(NamedTuple):
     kind: str
 
 
-def rows(*shape: str, when: str | None = None) -> Operand:
-    return Operand(shape, True, REAL, when)
+def rows(*shape: str, kind: str = REAL, when: str | None = None) -> Operand:
+    return Operand(shape, True, kind, when)
 
 
 def whole(*shape: str, kind: str = REAL, when: str | None = None) -> Operand:
@@ -79,10 +82,16 @@ def wide(elements: Size) -> Piece:
     return Piece(elements, WIDE)
 
 
+def index(elements: Size) -> Piece:
+    """Of int64."""
+    return Piece(elements, INDEX)
+
+
 class Layout:
     """The declaration of a kernel, or of several that work on the same task one after another.
 
-    ``items`` names the size that is split into chunks, ``work`` gives the multiply-adds per item. The caller gives the
+    ``items`` names the size that is split into chunks, of a multiple of ``together`` items each but for the last;
+    ``work`` gives the multiply-adds per item. The caller gives the
     ``sizes``; the ``derived`` ones follow from them, and from ``lanes``, the elements of a vector register. A kernel
     sees all of them, the ``operands``, the ``scalars`` (of the storage dtype), the ``shared`` scratch and its chunk's
     ``own``, besides ``chunk``, ``chunks``, the range of items ``start``, ``stop``, and ``own_bytes``, from a chunk's
@@ -95,6 +104,7 @@ class Layout:
         *,
         items: str,
         work: Size,
+        together: int = 1,
         operands: Mapping[str, Operand] = NOTHING,
         sizes: tuple[str, ...] = (),
         derived: Mapping[str, Size] = NOTHING,
@@ -103,7 +113,7 @@ class Layout:
         own: Mapping[str, Piece] = NOTHING,
         extends: "Layout | None" = None,
     ) -> None:
-        self.name, self.items, self.work = name, items, work
+        self.name, self.items, self.work, self.together = name, items, work, together
         self.fields: list[Field] = list(extends.fields) if extends else [Field(each, INTEGER) for each in HEADER]
         for each, operand in operands.items():
             self.fields += [Field(each, operand.kind)] + [Field(f"stride_{each}", INTEGER)] * operand.are_rows
@@ -140,11 +150,11 @@ class Plan:
             setattr(known, name, size(known))
         self.layout, self.dtype, self.sizes, values = layout, dtype, known, vars(known)
         items = values[layout.items]
-        self.threads, self.chunks, chunk_items = chunks(items, layout.work(known), threads)
+        self.threads, self.chunks, chunk_items = chunks(items, layout.work(known), threads, layout.together)
         self.pieces, self.bytes, own_bytes = self._place()
         # What a task's block holds, but for addresses and scalars, which differ from call to call.
-        word = {field.name: WORD_OF_MEMORY + 1 + i for i, field in enumerate(layout.fields[len(HEADER) :])}
-        self._words: list[Any] = [0, self.chunks, chunk_items, items, own_bytes, 0] + [0] * len(word)
+        word = {field.name: HIDDEN + i for i, field in enumerate(layout.fields) if i >= len(HEADER)}
+        self._words: list[Any] = [0, self.chunks, chunk_items, items, own_bytes, 0, -1] + [0] * len(word)
         for name in (*layout.sizes, *layout.derived):
             self._words[word[name]] = int(values[name])
         for name, offset, _ in self.pieces:
@@ -154,9 +164,14 @@ class Plan:
             for name, each in layout.operands.items()
         ]
         self._scalars = [(name, word[name]) for name in layout.scalars]
-        kinds = ["d" if field.kind == SCALAR else "q" for field in layout.fields]
-        self._pack = struct.Struct("".join([*kinds[: len(HEADER)], "q", *kinds[len(HEADER) :]])).pack
+        kinds = ["q"] * HIDDEN + ["d" if field.kind == SCALAR else "q" for field in layout.fields]
+        self._pack = struct.Struct("".join(kinds)).pack
         self._block: Any = ctypes.c_int64 * len(self._words)
+
+    @staticmethod
+    def found(task: Task) -> int:
+        """The smallest position that a chunk reported (``unpack.report``); -1 if none did."""
+        return task.block[WORD_OF_FOUND]
 
     def _expected(self, operand: Operand) -> tuple[torch.dtype, Any]:
         return _dtype(operand.kind, self.dtype), tuple(vars(self.sizes)[size] for size in operand.shape)
@@ -177,7 +192,7 @@ class Plan:
 
     def task(self, **values: Any) -> Task:
         """The task of a call, with no chunk taken yet: a tensor for each operand, a number for each scalar, by name."""
-        words = self._words.copy()
+        words, operands = self._words.copy(), tuple(values.values())
         memory, words[WORD_OF_MEMORY] = scratch(self.bytes)
         try:
             for name, word, are_rows, expected in self._operands:
@@ -194,7 +209,7 @@ class Plan:
             raise TypeError(f"{self.layout.name} needs {missing}") from None
         if values:
             raise TypeError(f"{self.layout.name} knows nothing of {sorted(values)}")
-        return Task(self._block.from_buffer_copy(self._pack(*words)), memory, self.threads)
+        return Task(self._block.from_buffer_copy(self._pack(*words)), memory, operands, self.threads)
 
 
 def _dtype(kind: str, real: torch.dtype) -> torch.dtype:
@@ -209,11 +224,11 @@ class Chunks(NamedTuple):
     items: int  # of each but the last
 
 
-def chunks(items: int, work: int, threads: int) -> Chunks:
+def chunks(items: int, work: int, threads: int, together: int) -> Chunks:
     """For ``work`` multiply-adds per item; a single range where they are few."""
-    threads = min(threads, items * work // WORK_PER_THREAD)
+    threads = min(threads, items, items * work // WORK_PER_THREAD)
     if threads < 2:
         return Chunks(1, 1, items)
     number = threads * min(CHUNKS_PER_THREAD, max(1, items * work // (threads * WORK_PER_CHUNK)))
-    each = -(-items // (4 * number)) * 4
+    each = -(-items // (together * number)) * together
     return Chunks(threads, -(-items // each), each)

@@ -38,6 +38,7 @@ PACK_ROWS = 16
 PREPARE = Layout(
     "cross_network_prepare",
     items="M",
+    together=4,
     work=lambda n: n.d,
     operands={"w": whole("L", "d"), "v": whole("C", "d", when="C"), "b": whole("L", "d", when="has_bias")},
     sizes=("M", "d", "L", "C", "has_bias"),
@@ -58,6 +59,7 @@ FORWARD = Layout(
     "cross_network_fwd",
     extends=PREPARE,
     items="M",
+    together=4,
     work=lambda n: (n.K + 1) * n.d,
     operands={"x0": rows("M", "d"), "out": rows("M", "width"), "p": whole("K", "M", when="keep_p")},
     sizes=("keep_p",),

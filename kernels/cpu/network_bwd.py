@@ -49,6 +49,7 @@ BACKWARD = Layout(
     "cross_network_bwd",
     extends=PREPARE,
     items="M",
+    together=4,
     work=lambda n: (2 * n.K + 3) * n.d,
     operands={
         "dout": rows("M", "width"),

@@ -8,56 +8,64 @@ gradient names are read or written, however high the tables are; the next row is
 because nearly every row is a cache miss.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
-from numba import carray
 from torch import Tensor
 
+from fastcross.kernels.cpu.compile import compiled
 from fastcross.kernels.cpu.door import addresses
-from fastcross.kernels.cpu.embedding import compiled, describe, pointer, prefetch, run_chunks
+from fastcross.kernels.cpu.layout import INDEX, Layout, whole
+from fastcross.kernels.cpu.simd import at, pointer_to
+from fastcross.kernels.cpu.tables import describe, prefetch_row
+from fastcross.kernels.cpu.threads import run_task
+
+# Each thread takes a share of every table's rows: the items are the rows of the longest gradient.
+SGD = Layout(
+    "sgd_rows",
+    items="longest",
+    work=lambda n: n.elements // max(1, n.longest),
+    operands={name: whole("K", kind=INDEX) for name in ("w", "heights", "widths", "rows", "g", "counts")},
+    sizes=("K", "longest", "elements"),
+    scalars=("rate",),
+)
+ADAM = Layout(
+    "adam_rows",
+    extends=SGD,
+    items=SGD.items,
+    work=SGD.work,
+    operands={name: whole("K", kind=INDEX) for name in ("first", "second")},
+    scalars=("decay1", "decay2", "scale", "eps"),
+)
+take_sgd, take_adam = SGD.take, ADAM.take
 
 
-@compiled
-def _adam_rows_kernel(
-    start,
-    stop,
-    total,
-    w_ptr,
-    first_ptr,
-    second_ptr,
-    row_ptr,
-    g_ptr,
-    counts,
-    widths,
-    rate,
-    decay1,
-    decay2,
-    scale,
-    eps,
-    like,
-):
-    for k in range(len(counts)):
-        N, width = counts[k], widths[k]
-        size = width * like.itemsize
-        rows = carray(pointer(row_ptr[k]), (N,), np.int64)
-        first_row, last_row = start * N // total, stop * N // total
-        for n in range(first_row, last_row):
-            if n + 1 < last_row:
-                ahead = rows[n + 1] * size
-                prefetch(w_ptr[k] + ahead, size)
-                prefetch(first_ptr[k] + ahead, size)
-                prefetch(second_ptr[k] + ahead, size)
-            at = rows[n] * size
-            w = carray(pointer(w_ptr[k] + at), (width,), like.dtype)
-            first = carray(pointer(first_ptr[k] + at), (width,), like.dtype)
-            second = carray(pointer(second_ptr[k] + at), (width,), like.dtype)
-            g = carray(pointer(g_ptr[k] + n * size), (width,), like.dtype)
-            for i in range(width):
-                first[i] += decay1 * (g[i] - first[i])
-                second[i] += decay2 * (g[i] * g[i] - second[i])
-                w[i] -= rate * first[i] / (np.sqrt(second[i]) * scale + eps)
+def _adam_rows_kernel(block):
+    task = take_adam(block)
+    while task.chunk < task.chunks:
+        rate, decay1, decay2, scale, eps = task.rate, task.decay1, task.decay2, task.scale, task.eps
+        for k in range(task.K):
+            N, width, height = task.counts[k], task.widths[k], task.heights[k]
+            rows, g = pointer_to(task.rows[k], task.rows), pointer_to(task.g[k], block)
+            w, first, second = (
+                pointer_to(task.w[k], block), pointer_to(task.first[k], block), pointer_to(task.second[k], block)
+            )  # fmt: skip
+            start, stop = task.start * N // task.longest, task.stop * N // task.longest
+            for n in range(start, stop):
+                if n + 1 < stop:
+                    ahead = rows[n + 1] * width
+                    prefetch_row(at(w, ahead), width)
+                    prefetch_row(at(first, ahead), width)
+                    prefetch_row(at(second, ahead), width)
+                if 0 <= rows[n] < height:
+                    here = rows[n] * width
+                    w_n, m, v, g_n = at(w, here), at(first, here), at(second, here), at(g, n * width)
+                    for i in range(width):
+                        m[i] += decay1 * (g_n[i] - m[i])
+                        v[i] += decay2 * (g_n[i] * g_n[i] - v[i])
+                        w_n[i] -= rate * m[i] / (math.sqrt(v[i]) * scale + eps)
+        task = take_adam(block)
 
 
 def adam_rows(
@@ -71,46 +79,52 @@ def adam_rows(
 ) -> None:
     """Adam's step number ``step`` on the rows of each (rows, gradients); other rows and their moments stay the same."""
     dtype, shapes = tables[0].dtype, [tuple(table.shape) for table in tables]
-    first, second = (addresses(f"moments {i}", [pair[i] for pair in moments], dtype, shapes).numpy() for i in (0, 1))
+    first, second = (addresses(f"moments {i}", [pair[i] for pair in moments], dtype, shapes) for i in (0, 1))
     corrections = 1 - betas[0] ** step, 1 - betas[1] ** step
-    scalars = lr / corrections[0], 1 - betas[0], 1 - betas[1], corrections[1] ** -0.5, eps
-    _update(_adam_rows_kernel, tables, gradients, (first, second), scalars)
+    scalars = {"rate": lr / corrections[0], "scale": corrections[1] ** -0.5, "eps": eps}
+    decays = {"decay1": 1 - betas[0], "decay2": 1 - betas[1]}
+    _update(ADAM, _adam_rows_kernel, tables, gradients, first=first, second=second, **scalars, **decays)
 
 
-@compiled
-def _sgd_rows_kernel(start, stop, total, w_ptr, row_ptr, g_ptr, counts, widths, rate, like):
-    for k in range(len(counts)):
-        N, width = counts[k], widths[k]
-        size = width * like.itemsize
-        rows = carray(pointer(row_ptr[k]), (N,), np.int64)
-        for n in range(start * N // total, stop * N // total):
-            w = carray(pointer(w_ptr[k] + rows[n] * size), (width,), like.dtype)
-            g = carray(pointer(g_ptr[k] + n * size), (width,), like.dtype)
-            for i in range(width):
-                w[i] -= rate * g[i]
+def _sgd_rows_kernel(block):
+    task = take_sgd(block)
+    while task.chunk < task.chunks:
+        rate = task.rate
+        for k in range(task.K):
+            N, width, height = task.counts[k], task.widths[k], task.heights[k]
+            rows, w, g = pointer_to(task.rows[k], task.rows), pointer_to(task.w[k], block), pointer_to(task.g[k], block)
+            for n in range(task.start * N // task.longest, task.stop * N // task.longest):
+                if 0 <= rows[n] < height:
+                    w_n, g_n = at(w, rows[n] * width), at(g, n * width)
+                    for i in range(width):
+                        w_n[i] -= rate * g_n[i]
+        task = take_sgd(block)
 
 
 def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[tuple[Tensor, Tensor]], lr: float) -> None:
     """w -= lr g on the rows of each (rows, gradients)."""
-    _update(_sgd_rows_kernel, tables, gradients, (), (lr,))
+    _update(SGD, _sgd_rows_kernel, tables, gradients, rate=lr)
 
 
 def _update(
+    layout: Layout,
     kernel: Callable,
     tables: Sequence[Tensor],
     gradients: Sequence[tuple[Tensor, Tensor]],
-    moments: tuple[np.ndarray, ...],
-    scalars: tuple[float, ...],
+    **more: Tensor | float,
 ) -> None:
-    """Runs the kernel on an equal share of every table's rows per thread."""
+    """Runs the kernel on the rows of each (rows, gradients), beside what ``more`` it wants."""
     dtype = tables[0].dtype
-    w, _, widths = describe(tables, dtype)
-    counts = np.array([len(rows) for rows, _ in gradients], np.int64)
-    rows = addresses("rows", [rows for rows, _ in gradients], torch.int64, [(n,) for n in counts.tolist()]).numpy()
-    shapes = list(zip(counts.tolist(), widths.tolist(), strict=True))
-    g = addresses("gradients", [g for _, g in gradients], dtype, shapes).numpy()
-    # Scalars of the tables' own type: a Python float would carry the arithmetic to float64.
-    like = gradients[0][1].new_empty(1).numpy()
-    total = int(counts.max())
-    operands = total, w, *moments, rows, g, counts, widths, *(like.dtype.type(value) for value in scalars), like
-    run_chunks(kernel, total, int(counts @ widths), operands)
+    w, heights, widths = describe(tables, dtype)
+    counts = [len(rows) for rows, _ in gradients]
+    shapes = [(count, table.shape[1]) for count, table in zip(counts, tables, strict=True)]
+    plan = layout.plan(
+        dtype, torch.get_num_threads(), K=len(tables), longest=max(counts), elements=sum(a * b for a, b in shapes)
+    )
+    task = plan.task(
+        w=w, heights=heights, widths=widths, counts=torch.tensor(counts, device="cpu"),
+        rows=addresses("rows", [rows for rows, _ in gradients], torch.int64, [(count,) for count in counts]),
+        g=addresses("gradients", [g for _, g in gradients], dtype, shapes),
+        **more,
+    )  # fmt: skip
+    run_task(compiled(kernel, dtype), task)

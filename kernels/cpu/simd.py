@@ -49,6 +49,30 @@ def at(typing, pointer, index):
 
 
 @intrinsic
+def pointer_to(typing, address, like):
+    """An address, as one of a table of them, as a pointer of the kind of another."""
+
+    def generate(context, builder, signature, args):
+        return builder.inttoptr(args[0], context.get_value_type(like))
+
+    return like(types.int64, like), generate
+
+
+@intrinsic
+def copy(typing, destination, source, count):
+    """``count`` elements."""
+
+    def generate(context, builder, signature, args):
+        byte = ir.IntType(8).as_pointer()
+        memcpy = declare(builder, "llvm.memcpy.p0.p0.i64", ir.VoidType(), byte, byte, I64, ir.IntType(1))
+        size = builder.mul(args[2], I64(source.dtype.bitwidth // 8))
+        builder.call(memcpy, [builder.bitcast(args[0], byte), builder.bitcast(args[1], byte), size, ir.IntType(1)(0)])
+        return context.get_dummy_value()
+
+    return types.void(destination, source, types.int64), generate
+
+
+@intrinsic
 def least(typing, a, b):
     """The smaller of two integers."""
 

@@ -1,9 +1,9 @@
-"""Work over threads: kernels that release the interpreter lock, and native tasks, which never take it.
+"""Native tasks over threads; they never take the interpreter lock.
 
-A native task runs on the threads of PyTorch's own OpenMP runtime: those are awake after any of PyTorch's operators, and
-would compete for the cores with threads of ours. Where there is no such runtime, and in a forked process, whose OpenMP
-threads stayed behind in the process it was forked from, a pool of plain Python threads does the work, as it does for
-kernels called from Python. Both serve any number of calling threads at once.
+They run on the threads of PyTorch's own OpenMP runtime: those are awake after any of PyTorch's operators, and would
+compete for the cores with threads of ours. Where there is no such runtime, and in a forked process, whose OpenMP
+threads stayed behind in the process it was forked from, a pool of plain Python threads does the work. Both serve any
+number of calling threads at once.
 """
 
 import ctypes
@@ -19,31 +19,12 @@ from torch import Tensor
 from fastcross.kernels import HOME
 
 
-def run(chunks: list[tuple[int, int]], kernel: Callable[[int, int, int], object]) -> None:
-    """The kernel on every chunk: the first on the calling thread, and any other that the pool has not begun by then."""
-    if len(chunks) == 1:
-        kernel(0, *chunks[0])
-        return
-    pool, futures = _pool(os.getpid(), len(chunks) - 1), []
-    try:
-        for i, chunk in enumerate(chunks[1:], start=1):
-            futures.append(pool.submit(kernel, i, *chunk))
-        kernel(0, *chunks[0])
-        for i, future in enumerate(futures, start=1):
-            if future.cancel():
-                kernel(i, *chunks[i])
-    finally:  # whatever happens, nobody works on memory that the caller is about to free
-        wait([future for future in futures if not future.cancel()])
-    for future in futures:
-        if not future.cancelled():
-            future.result()
-
-
 class Task(NamedTuple):
-    """A call of a native kernel: the block of words that it gets, and what must live as long as it runs."""
+    """A call of a native kernel: the block of words that it gets, and what the addresses in it belong to."""
 
     block: Any
     memory: Tensor
+    operands: tuple[Any, ...]
     threads: int
 
 
@@ -55,7 +36,21 @@ def run_task(kernel: Callable[[Any], object], task: Task) -> None:
     elif os.getpid() == HOME and (parallel := _openmp()) is not None:
         parallel(kernel, block, threads, 0)
     else:
-        run([(i, i) for i in range(threads)], lambda i, start, stop: kernel(block))
+        _run_on_pool(kernel, block, threads)
+
+
+def _run_on_pool(kernel: Callable[[Any], object], block: Any, threads: int) -> None:
+    """On the calling thread, and on as many others as begin before it is done: the chunks are taken by whoever is."""
+    pool, futures = _pool(os.getpid(), threads - 1), []
+    try:
+        for _ in range(threads - 1):
+            futures.append(pool.submit(kernel, block))
+        kernel(block)
+    finally:  # whatever happens, nobody works on memory that the caller is about to free
+        wait([future for future in futures if not future.cancel()])
+    for future in futures:
+        if not future.cancelled():
+            future.result()
 
 
 @functools.cache

@@ -14,7 +14,8 @@ REAL, WIDE, INDEX, INTEGER, SCALAR = "real", "wide", "index", "integer", "scalar
 SHARED, OWN = "shared", "own"
 # What a kernel sees of the first words: next chunk, chunks, items of a chunk, items, bytes of a chunk's own scratch.
 HEADER = ("chunk", "chunks", "start", "stop", "own_bytes")
-WORD_OF_MEMORY = len(HEADER)  # the address of the scratch memory, which a kernel does not see
+# Words behind those that a kernel does not see: the address of the scratch memory, the position that was reported.
+WORD_OF_MEMORY, WORD_OF_FOUND, HIDDEN = len(HEADER), len(HEADER) + 1, 2
 
 _WORD = ir.IntType(64)
 
@@ -51,6 +52,18 @@ def reader(name: str, fields: Sequence[Field], takes: bool) -> Any:
     return intrinsic(read)
 
 
+@intrinsic
+def report(typing, block, position):
+    """Tells the caller of a position, such as that of an operand that is out of range: the smallest counts."""
+
+    def generate(context, builder, signature, args):
+        found = builder.gep(builder.bitcast(args[0], _WORD.as_pointer()), [_WORD(WORD_OF_FOUND)])
+        builder.atomic_rmw("umin", found, args[1], "monotonic")  # unsigned: "none", -1, is the largest
+        return context.get_dummy_value()
+
+    return types.void(block, types.int64), generate
+
+
 class _Unpack:
     """Emits the loads of a task's words."""
 
@@ -71,7 +84,7 @@ class _Unpack:
         return [chunk, chunks, start, stop, self.word(4)]
 
     def field(self, index: int, native: ir.Type, chunk: ir.Value) -> ir.Value:
-        builder, field, word = self.builder, self.fields[index], index + 1
+        builder, field, word = self.builder, self.fields[index], index + HIDDEN
         if field.kind == INTEGER:
             return self.word(word)
         if field.kind == SCALAR:

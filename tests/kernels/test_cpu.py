@@ -33,7 +33,7 @@ def large_network():
     """Enough rows for several threads."""
     torch.manual_seed(0)
     net, x0 = CrossNetwork(257, 5), torch.randn(4001, 257)
-    assert chunks(4001, 257 * 5, 2)[:2] == (2, 4)
+    assert chunks(4001, 257 * 5, 2, 4)[:2] == (2, 4)
     return net, x0
 
 
@@ -41,12 +41,12 @@ def test_rows_are_split_over_threads_without_changing_the_result(two_threads):
     net, x0 = large_network()
     split = net(x0)
     torch.set_num_threads(1)
-    assert chunks(4001, 257 * 5, 1) == (1, 1, 4001)
+    assert chunks(4001, 257 * 5, 1, 4) == (1, 1, 4001)
     assert torch.equal(split, net(x0))
 
 
 def test_small_inputs_stay_on_the_calling_thread(two_threads):
-    assert chunks(64, 54 * 3, 2) == (1, 1, 64)
+    assert chunks(64, 54 * 3, 2, 4) == (1, 1, 64)
 
 
 def test_eight_threads_at_once(two_threads):

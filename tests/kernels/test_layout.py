@@ -1,15 +1,16 @@
-"""The native interface: names are checked, what is packed is what a kernel unpacks, scratch is as large as is used."""
+"""The native interface: names are checked, addresses are checked, what is packed is what a kernel unpacks."""
 
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 
 from fastcross.kernels import cpu as cpu_package
-from fastcross.kernels.cpu import door, layer, layout, network, network_bwd
-from fastcross.kernels.cpu import launchers as cpu
+from fastcross.kernels.cpu import door
 from fastcross.kernels.cpu.compile import compiled
 from fastcross.kernels.cpu.layout import Layout, real, rows, whole, wide
+from fastcross.kernels.cpu.unpack import report
 
 ECHO = Layout(
     "echo",
@@ -28,6 +29,8 @@ ECHO = Layout(
     own={"mine": real(lambda n: 5), "other": wide(lambda n: 1)},
 )
 take_echo = ECHO.take
+FINDER = Layout("finder", items="M", work=lambda n: 1, operands={"x": whole("M")}, sizes=("M",))
+take_finder = FINDER.take
 
 
 def echo(block):
@@ -59,6 +62,14 @@ def echo(block):
         task.mine[0],
         task.other[0],
     )
+
+
+def finder(block):
+    """Reports where x is not zero, the last first."""
+    task = take_finder(block)
+    for m in range(task.M - 1, -1, -1):
+        if task.x[m] != 0:
+            report(block, m)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -140,54 +151,28 @@ def test_rows_may_have_any_stride_and_others_none():
 def test_no_other_file_takes_an_address():
     folder = Path(cpu_package.__file__).parent
     takers = {path.name for path in folder.glob("*.py") if "data_ptr" in path.read_text()}
-    assert takers - {"embedding.py"} == {"door.py"}
+    assert takers == {"door.py"}
 
 
-def run_all(M, d, L, dtype):
-    """Every operator, with every gradient."""
-    x0, x, dy = (torch.randn(M, d, dtype=dtype) for _ in range(3))
-    w, b, v, dz = (torch.randn(n, d, dtype=dtype) for n in (L, L, 3, M))
-    cpu.cross_layer_fwd(x0, x, w[0], b[0])
-    cpu.cross_layer_bwd(dy, x0, x, w[0], b[0], [True] * 4)
-    _, p = cpu.cross_network_fwd(x0, w, b, True)
-    cpu.cross_network_bwd(dy, x0, w, b, p, [True] * 3)
-    dz = torch.randn(M, 3, dtype=dtype)
-    _, p = cpu.cross_logits_fwd(x0, w, b, v, True)
-    cpu.cross_logits_bwd(dz, x0, w, b, v, p, [True] * 4)
+def test_a_task_keeps_its_operands():
+    """A kernel knows addresses only: what the caller has forgotten must not be freed before it runs."""
+    plan = ECHO.plan(torch.float32, 1, M=1, d=2, n=18, flag=0)
+    out = weakref.ref(kept := torch.zeros(18))
+    task = plan.task(
+        x=torch.zeros(1, 2), ids=torch.zeros(2, dtype=torch.int64)[:1], out=kept, absent=None, rate=1, decay=1
+    )
+    del kept
+    assert out() is not None
+    del task
+    assert out() is None
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 5, 2), (7, 33, 3), (21, 17, 1), (135, 9, 5), (2100, 130, 2)], ids=str)
-def test_nothing_is_written_outside_the_pieces_of_scratch(shape, monkeypatch):
-    """Between the pieces lies a gap, which stays as it was."""
-    for each in (layer.FORWARD, layer.BACKWARD, network.FORWARD, network_bwd.BACKWARD):
-        each.plan.cache_clear()
-    monkeypatch.setattr(layout, "ALIGNMENT", 4096)
-    monkeypatch.setattr(layout, "WORK_PER_THREAD", 1 << 10)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    plans, memories, names = [], [], set()
-    place, take = layout.Plan._place, door.scratch
-    monkeypatch.setattr(layout.Plan, "_place", lambda plan: plans.append(plan) or place(plan))
-
-    def scratch(size):
-        memory, start = take(size)
-        memories.append(memory.fill_(0xA5))
-        return memory, start
-
-    monkeypatch.setattr(layout, "scratch", scratch)
-    for dtype in (torch.float32, torch.float64):
-        run_all(*shape, dtype)
-    assert len(plans) == len(memories) == 12
-    for plan, memory in zip(plans, memories, strict=True):
-        inside = torch.zeros(plan.bytes, dtype=torch.bool)
-        shared = len(plan.layout.shared)
-        end = plan.pieces[shared][1]
-        own = (plan.bytes - end) // plan.chunks
-        for i, (name, offset, size) in enumerate(plan.pieces):
-            for chunk in range(plan.chunks if i >= shared else 1):
-                inside[offset + chunk * own :][:size] = True
-            names.add(name)
-        assert bool((memory[~inside] == 0xA5).all()), (plan.layout.name, plan.dtype)
-        assert not bool(inside.all())
-    for each in (layer.FORWARD, layer.BACKWARD, network.FORWARD, network_bwd.BACKWARD):
-        each.plan.cache_clear()
-    assert {"sums", "totals", "packed", "spare_dx", "ends"} <= names
+def test_the_first_position_that_was_reported_counts():
+    plan = FINDER.plan(torch.float32, 1, M=100)
+    task = plan.task(x=torch.zeros(100))
+    assert plan.found(task) == -1
+    x = torch.zeros(100)
+    x[[7, 30, 99]] = 1
+    task = plan.task(x=x)
+    compiled(finder, torch.float32)(task.block)
+    assert plan.found(task) == 7
