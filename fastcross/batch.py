@@ -16,6 +16,13 @@ class Bag:
     offsets: Tensor  # (B,) int64, the start of each row's values
     weights: Tensor | None = None  # (n,) float32
 
+    def row(self, i: int) -> Bag:
+        """One row as a bag of its own."""
+        end = self.offsets[i + 1] if i + 1 < len(self.offsets) else len(self.values)
+        chosen = slice(int(self.offsets[i]), int(end))
+        weights = None if self.weights is None else self.weights[chosen]
+        return Bag(self.values[chosen], self.offsets[:1] * 0, weights)
+
     def to(self, *args: Any, **kwargs: Any) -> Bag:
         weights = None if self.weights is None else self.weights.to(*args, **kwargs)
         return Bag(self.values.to(*args, **kwargs), self.offsets.to(*args, **kwargs), weights)
@@ -32,6 +39,12 @@ class Batch:
 
     def __len__(self) -> int:
         return self.dense.shape[0]
+
+    def row(self, i: int) -> Batch:
+        """One row as a batch of its own."""
+        label = None if self.label is None else self.label[i : i + 1]
+        bags = tuple(bag.row(i) for bag in self.bags)
+        return Batch(self.dense[i : i + 1], self.categorical[i : i + 1], bags, label)
 
     def to(self, *args: Any, **kwargs: Any) -> Batch:
         """The batch on another device; takes the device and non_blocking of Tensor.to."""

@@ -62,6 +62,14 @@ def build_parser() -> argparse.ArgumentParser:
     _add_reading(predict)
     _add_trained_on(predict)
 
+    explain = command("explain", "which crosses a trained DCN uses, exactly, as a page with figures")
+    explain.add_argument("run", metavar="RUN", help="run folder")
+    explain.add_argument("--data", metavar="FILE", help="rows to explain (default: the test part it was trained with)")
+    explain.add_argument("--row", type=at_least(1), default=1, metavar="N", help="the example that is taken apart (1)")
+    explain.add_argument("--class", dest="class_", type=at_least(0), default=0, metavar="N", help="which logit (0)")
+    explain.add_argument("--top", type=at_least(1), default=10, metavar="N", help="crosses with their values (10)")
+    explain.add_argument("--output", metavar="FOLDER", help="where to write the page (default: RUN/explanation)")
+
     export = command("export", "write a trained model to a file for serving that does without fastcross")
     export.add_argument("run", metavar="RUN", help="run folder, or a best.safetensors file")
     export.add_argument("--output", required=True, metavar="FILE", help="where to write: .pt2 or .onnx")

@@ -8,6 +8,7 @@ first steps:
   fastcross train --data train.txt.gz           your log in Criteo's format; then, with the folder it names:
   fastcross evaluate runs/NAME                  metrics on the test part
   fastcross predict runs/NAME new.txt --output predictions.csv
+  fastcross explain runs/NAME                   which crosses it learned
   fastcross export runs/NAME --output model.onnx
 """
 
@@ -32,6 +33,9 @@ EXAMPLES = {
     "predict": """examples:
   fastcross predict runs/first new.txt --output predictions.csv
   fastcross predict runs/first new.txt --output predictions.npy   (a matrix with one column per class, if there are)""",
+    "explain": """examples:
+  fastcross explain runs/first                     share of variance by degree, heat map, top crosses, one example
+  fastcross explain runs/first --data day_8.gz --row 17 --output page""",
     "export": """examples:
   fastcross export runs/first --output model.pt2     compiled by AOTInductor for this kind of machine
   fastcross export runs/first --output model.onnx    for onnxruntime and others""",

@@ -1,0 +1,97 @@
+"""fastcross explain: which crosses a trained DCN uses, as a page."""
+
+from argparse import Namespace
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from fastcross.batch import Batch
+from fastcross.cli.printing import bar, show
+from fastcross.data import DataError, read_for_prediction
+from fastcross.explain.decomposition import CrossLogit
+from fastcross.explain.describe import Describer
+from fastcross.explain.explanation import Explanation, explain_example
+from fastcross.explain.explanation import explain as explain_model
+from fastcross.explain.page import driver_text, write_page
+from fastcross.explain.values import dense_edges, drivers
+from fastcross.models.dcn import DCN
+from fastcross.training.trained import Trained, load_model
+
+ROWS_PER_BATCH = 1024  # the pairs of so many rows stay in cache
+Batches = Callable[[], Iterable[Batch]]
+
+
+def explain(args: Namespace) -> int:
+    trained = load_model(args.run, "cpu")
+    model = trained.model
+    if not isinstance(model, DCN):
+        raise ValueError(f"explain reads the cross network of a DCN; {args.run} holds a {type(model).__name__}")
+    rows, training = _rows(trained, args.data), _training(trained)
+    if training is None:
+        show(f"the cache {trained.cache} is gone: the fields' means are taken over {args.data}")
+    names = [*trained.schema.categorical_names, *trained.schema.bag_names, *trained.schema.dense_names]
+    with bar("explain", None) as progress:
+        explanation = explain_model(model, _counted(rows, progress), training=training, names=names, output=args.class_)
+    describe = Describer(trained.encoder, dense_edges(rows()))
+    logit, told = CrossLogit(model, args.class_), {}
+    for cross in explanation.strongest(args.top):
+        pair = (names.index(cross.fields[0]), names.index(cross.fields[1]))
+        told[cross.fields] = drivers(logit, rows(), explanation, pair, describe.edges, describe)
+    example = _example(rows, args.row)
+    page = write_page(
+        Path(args.output or Path(args.run) / "explanation"),
+        explanation,
+        title=f"What {args.run} learned",
+        drivers=told,
+        example=explain_example(model, example, explanation, output=args.class_),
+        values=describe.row(example),
+        top=args.top,
+    )
+    print_explanation(explanation)
+    for fields, found in list(told.items())[:5]:
+        print(f"  {driver_text(fields, found[0])}")
+    print(f"page: {page}")
+    return 0
+
+
+def print_explanation(explanation: Explanation) -> None:
+    """Where the logit comes from, and the five strongest crosses."""
+    shares = ", ".join(f"degree {n} {share:.1%}" for n, share in enumerate(explanation.degrees, start=1))
+    print(f"variance of the logit over {explanation.rows:,} rows: {shares}, deep {explanation.unexplained:.1%}")
+    crosses = ", ".join(f"{' × '.join(cross.fields)} {cross.strength:.3g}" for cross in explanation.strongest(5))
+    print(f"strongest crosses (standard deviation in the logit): {crosses}")
+
+
+def _rows(trained: Trained, data: str | None) -> Batches:
+    """The rows to explain: those of a file, or the test part of the cache (the training part where there is none)."""
+    if data is not None and not Path(data).is_dir():
+        return lambda: read_for_prediction(data, trained.encoder, batch_size=ROWS_PER_BATCH)
+    cache = trained.open_cache(data)
+    part = next(part for part in ("test", "validation", "train") if cache.sizes[part])
+    return lambda: cache.batches(part, ROWS_PER_BATCH)
+
+
+def _training(trained: Trained) -> Batches | None:
+    try:
+        cache = trained.open_cache()
+    except DataError:
+        return None
+    return lambda: cache.batches("train", ROWS_PER_BATCH)
+
+
+def _counted(rows: Batches, progress: object) -> Batches:
+    def batches() -> Iterable[Batch]:
+        for batch in rows():
+            yield batch
+            progress.update(len(batch))  # type: ignore[attr-defined]
+
+    return batches
+
+
+def _example(rows: Batches, number: int) -> Batch:
+    """Row ``number``, counted from 1, as a batch of its own."""
+    first = 1
+    for batch in rows():
+        if number < first + len(batch):
+            return batch.row(number - first)
+        first += len(batch)
+    raise ValueError(f"--row must be one of the {first - 1:,} rows, from 1; got {number}")
