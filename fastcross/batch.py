@@ -65,6 +65,11 @@ class Schema:
     num_outputs: int = 1  # logits the model needs: 1 for a binary label, else the number of classes
     task: str = "binary"  # "binary" or "multiclass"
 
+    @property
+    def names(self) -> list[str]:
+        """The fields in the order of x0: categorical, multi-valued, dense."""
+        return [*self.categorical_names, *self.bag_names, *self.dense_names]
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 

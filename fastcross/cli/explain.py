@@ -2,6 +2,7 @@
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
 
 from fastcross.batch import Batch
@@ -17,6 +18,7 @@ from fastcross.models.dcn import DCN
 from fastcross.training.trained import Trained, load_model
 
 ROWS_PER_BATCH = 1024  # the pairs of so many rows stay in cache
+BRIEFLY = 64  # batches that `fastcross info` looks at
 Batches = Callable[[], Iterable[Batch]]
 
 
@@ -28,7 +30,7 @@ def explain(args: Namespace) -> int:
     rows, training = _rows(trained, args.data), _training(trained)
     if training is None:
         show(f"the cache {trained.cache} is gone: the fields' means are taken over {args.data}")
-    names = [*trained.schema.categorical_names, *trained.schema.bag_names, *trained.schema.dense_names]
+    names = trained.schema.names
     with bar("explain", None) as progress:
         explanation = explain_model(model, _counted(rows, progress), training=training, names=names, output=args.class_)
     describe = Describer(trained.encoder, dense_edges(rows()))
@@ -51,6 +53,13 @@ def explain(args: Namespace) -> int:
         print(f"  {driver_text(fields, found[0])}")
     print(f"page: {page}")
     return 0
+
+
+def print_strongest(trained: Trained) -> None:
+    """The strongest crosses of a DCN over some of its training rows, where they are still at hand."""
+    training = _training(trained)
+    if isinstance(trained.model, DCN) and trained.model.parallel and training is not None:
+        print_explanation(explain_model(trained.model, lambda: islice(training(), BRIEFLY), names=trained.schema.names))
 
 
 def print_explanation(explanation: Explanation) -> None:

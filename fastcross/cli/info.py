@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fastcross.cli.explain import print_strongest
 from fastcross.cli.printing import print_metrics
 from fastcross.data import Cache
-from fastcross.models.dcn import DCN
 from fastcross.training.environment import describe_environment
 from fastcross.training.run_folder import Run
-from fastcross.training.trained import Trained, load_model
+from fastcross.training.trained import load_model
 
 
 def info(args: Namespace) -> int:
@@ -30,18 +30,9 @@ def print_run(run: Run) -> None:
         print(f"{name}: {_plain(plan[name])}")
     if run.result:
         print_metrics(run.result)
-        print_crosses(load_model(run.path, "cpu"))
+        print_strongest(load_model(run.path, "cpu"))
     else:
         print(f"continue with: fastcross train --resume {run.path}")
-
-
-def print_crosses(trained: Trained) -> None:
-    """What the cross network found: the pairs of features that it crosses most strongly."""
-    schema = trained.schema
-    if isinstance(trained.model, DCN) and trained.model.parallel:
-        names = (*schema.categorical_names, *schema.bag_names, *schema.dense_names)
-        strongest = trained.model.strongest_crosses(5, names)
-        print("strongest crosses: " + ", ".join(f"{' × '.join(pair)} {strength:.3g}" for pair, strength in strongest))
 
 
 def print_cache(cache: Cache) -> None:

@@ -15,10 +15,6 @@ class Describer:
         self.schema, self.ids, self.edges = encoder.schema, (*encoder.categorical, *encoder.bags), edges
         self.transforms, self.standardise = encoder.columns.transforms, encoder.standardise
 
-    @property
-    def names(self) -> list[str]:
-        return [*self.schema.categorical_names, *self.schema.bag_names, *self.schema.dense_names]
-
     def __call__(self, field: int, key: object) -> str:
         single = len(self.schema.cardinalities)
         if field < single:
@@ -33,7 +29,7 @@ class Describer:
         single = [self._value(f, int(i)) for f, i in enumerate(batch.categorical[0].tolist())]
         bags = [self(len(single) + i, tuple(bag.values.tolist())) for i, bag in enumerate(batch.bags)]
         dense = [f"{self._raw(i, value):.4g}" for i, value in enumerate(batch.dense[0].tolist())]
-        return dict(zip(self.names, (*single, *bags, *dense), strict=True))
+        return dict(zip(self.schema.names, (*single, *bags, *dense), strict=True))
 
     def _value(self, field: int, key: int) -> str:
         ids = self.ids[field]
