@@ -39,7 +39,11 @@ def build_parser() -> argparse.ArgumentParser:
     train = command("train", "train a model, by default DCN on a generated click log")
     _add_data(train)
     train.add_argument("--run", metavar="FOLDER", help="run folder (default: runs/MODEL-DATE-TIME)")
-    train.add_argument("--resume", metavar="FOLDER", help="continue this run; all other options come from it")
+    train.add_argument(
+        "--resume",
+        metavar="FOLDER",
+        help="continue this run; all other options come from it, but for --cache if its data has moved",
+    )
     train.add_argument("--model", default="dcn", choices=MODELS, help="which model (default: %(default)s)")
     train.add_argument("--seed", type=at_least(0), default=0, help="of weights, order of rows, dropout (default: 0)")
     _add_model(train)

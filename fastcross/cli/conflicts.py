@@ -20,7 +20,7 @@ PREPARATION = (
     "hash_buckets",
     "on_error",
 )
-WITH_RESUME = ("command", "debug", "argv", "default_of", "resume", "processes", "max_restarts")
+WITH_RESUME = ("command", "debug", "argv", "default_of", "resume", "cache", "processes", "max_restarts")
 
 
 def check_data(args: Namespace) -> None:

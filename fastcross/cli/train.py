@@ -42,7 +42,7 @@ def _train(args: Namespace, plan: Experiment, folder: Path, processes: Processes
     told = show if leads else None
     try:
         if args.resume:
-            result = resume(folder, show=told, processes=processes)
+            result = resume(folder, show=told, processes=processes, cache=args.cache)
         else:
             with bars() as progress:
                 result = plan.run(

@@ -75,7 +75,7 @@ def test_two_processes_hold_one_lock(cache, tmp_path, capsys):
         assert process.poll() is None, line
     with join("cpu") as processes, pytest.raises(RunInUse, match="in use by process"):
         resume(run, processes=processes)
-    assert main(["train", "--resume", str(run), "--distributed"]) == 2
+    assert main(["train", "--resume", str(run)]) == 2
     assert "is in use by process" in capsys.readouterr().err
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)

@@ -5,12 +5,14 @@ import re
 import shutil
 import signal
 import time
+import zlib
 
 import numpy as np
 import pytest
 import torch
 
 from fastcross.cli.main import main
+from fastcross.files import read_checked_json, write_checked_json
 from fastcross.training import checkpoint, resume
 from fastcross.training.loop import Interrupted
 from tests.distributed.helpers import (
@@ -87,6 +89,10 @@ def test_a_corrupt_part_on_one_rank_stops_all_with_one_message(cache, tmp_path):
     row = int((cache._arrays("train")["categorical"] == order.categorical[3].numpy()).all(1).nonzero()[0][0])
     categorical[row, 4] = 1_000_000
     categorical.flush()
+    # Not a damaged file, which every rank would notice, but a wrong one: its checksum is right.
+    manifest = read_checked_json(damaged / "manifest.json")
+    manifest["files"]["train/categorical.npy"]["crc32"] = zlib.crc32((damaged / "train/categorical.npy").read_bytes())
+    write_checked_json(damaged / "manifest.json", manifest)
     cache_of_it = type(cache).open(damaged)
     began = time.monotonic()
     process = start([*arguments(cache_of_it, tmp_path / "run", processes=2), "--distributed"])

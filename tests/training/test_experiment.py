@@ -30,7 +30,8 @@ def test_it_runs_and_leaves_a_model(plan, cache, tmp_path):
     result = plan.run(tmp_path / "run", show=lines.append)
     assert torch.get_num_threads() == before
     assert result == Run(tmp_path / "run").result
-    assert [line.partition(":")[0] for line in lines] == ["epoch 0.15, step 2", "epoch 0.31, step 4"]
+    assert lines[0].startswith("data: ")
+    assert [line.partition(":")[0] for line in lines[1:]] == ["epoch 0.15, step 2", "epoch 0.31, step 4"]
     trained = load_model(tmp_path / "run")
     assert trained.schema == cache.schema
     assert trained.model.config.cross_layers == 1
