@@ -8,6 +8,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 
 GROUPS = {"prepare": "data", "convert": "export"}  # the other commands have a file of their own name
@@ -27,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             )
         return run(args)
     except KeyboardInterrupt:
+        # An interrupt that has passed through exec() of a text, as in many imports, is remembered as unhandled: Python
+        # would end itself by the signal instead of with our exit code. A text that ends well makes it forget.
+        exec("")
         print(f"fastcross {command}: interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output, such as `head`, has gone
@@ -48,15 +52,16 @@ def _leaving_at_once() -> Iterator[None]:
         os.write(2, b"fastcross: interrupted\n")
         os._exit(130)
 
-    try:
-        previous = signal.signal(signal.SIGINT, leave)
-    except ValueError:  # not the main thread, where Python allows no handlers
+    usual = signal.default_int_handler
+    # A job in the background of a shell ignores Ctrl-C, and only the main thread may change what it does.
+    if signal.getsignal(signal.SIGINT) is not usual or threading.current_thread() is not threading.main_thread():
         yield
         return
+    signal.signal(signal.SIGINT, leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        signal.signal(signal.SIGINT, usual)
 
 
 def _explain(error: Exception) -> str:
