@@ -17,10 +17,15 @@ EXAMPLES = {
   fastcross prepare day_0.gz --cache day_0.cache
   fastcross prepare train.txt --cache criteo.cache --min-frequency 10 --split time
   fastcross prepare covtype.csv.gz --format covertype --split random:0.9,0,0.1 --cache covtype.cache
-  fastcross prepare table.parquet --label clicked --cache table.cache""",
+  fastcross prepare table.parquet --label clicked --cache table.cache
+  fastcross prepare ratings.csv --label liked --categorical user,film --multi 'genres:|' --drop row \\
+                    --split time --time-column seen_at --cache ratings.cache
+
+What each column was taken for, and why, is printed; options say otherwise.""",
     "train": """examples:
   fastcross train                                        the embedded default, DCN
   fastcross train --data day_0.cache --run runs/first    a cache made by fastcross prepare
+  fastcross train --data ratings.csv --label liked --categorical user,film
   fastcross train --data train.txt --cross-layers 6 --deep-layers 1024,1024 --lr 1e-4 --evaluate-every 2000
   fastcross train --data covtype.csv.gz --format covertype --split 0.9 --cross-layers 8 --deep-layers 292x6 \\
                   --schedule cosine --epochs 30
@@ -32,7 +37,13 @@ EXAMPLES = {
   fastcross evaluate runs/first --data day_8.gz    a new labelled file""",
     "predict": """examples:
   fastcross predict runs/first new.txt --output predictions.csv
-  fastcross predict runs/first new.txt --output predictions.npy   (a matrix with one column per class, if there are)""",
+  fastcross predict runs/first new.txt --output predictions.parquet --on-error skip
+  fastcross predict runs/first new.csv --output predictions.csv --id-column user
+  fastcross predict runs/first new.txt --output predictions.npy   probabilities alone, a column for each class if many
+
+The output has a row for each row of the input, in its order: its number, its id, the probability of the second of two
+classes or of each class, and the likeliest class where they have names. A row that was skipped has its number alone.
+Exit code 1: a part of the input was lost (a file that breaks off, with --on-error skip).""",
     "explain": """examples:
   fastcross explain runs/first                     share of variance by degree, heat map, top crosses, one example
   fastcross explain runs/first --data day_8.gz --row 17 --output page""",
