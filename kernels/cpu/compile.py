@@ -1,45 +1,190 @@
-"""Kernels as native functions: compiled once per machine, for one dtype each, and kept in Numba's cache."""
+"""Kernels as native functions: compiled by Numba, for one dtype each, and kept in a folder for every later process.
 
+What is kept is LLVM's object code, which needs nothing but the C library, behind a checksum: a file that is damaged is
+compiled anew and replaced. Of several processes that want a kernel at once one compiles it, and the others wait.
+"""
+
+import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
-from collections.abc import Callable
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
+import llvmlite
+import llvmlite.binding as llvm
 import numba
 import torch
 from numba import types
 
+from fastcross.files import atomic
+from fastcross.kernels import HOME
+from fastcross.kernels.cpu.numba_internals import object_code
 from fastcross.kernels.cpu.simd import OPTIONS
+
+PATIENCE = 60.0  # seconds to wait for another process that compiles
+
+_config: Any = numba.config  # its names are those of Numba's environment variables
+_kernels: dict[tuple[Callable[[Any], object], torch.dtype], Any] = {}
+_lock = threading.Lock()
+
+
+class Code(NamedTuple):
+    symbol: str
+    content: bytes
+
+
+def announce(message: str) -> None:
+    """Tells the user why nothing happens for some seconds; put another function in its place to tell it otherwise."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def compiled(kernel: Callable[[Any], object], dtype: torch.dtype) -> Callable[[Any], None]:
+    """The kernel for one dtype, as a native function of its task's block."""
+    found = _kernels.get((kernel, dtype))
+    return _make(kernel, dtype) if found is None else found
+
+
+def _make(kernel: Callable[[Any], object], dtype: torch.dtype) -> Callable[[Any], None]:
+    with _lock:
+        if (kernel, dtype) not in _kernels:  # otherwise another thread was faster
+            name = f"fastcross-{kernel.__name__}-{str(dtype).removeprefix('torch.')}-{_digest()}.o"
+            code = _read(name)
+            if code is None:
+                with _alone():
+                    code = _read(name)  # another process was faster
+                    _kernels[kernel, dtype] = _compile(kernel, dtype, name) if code is None else _load(code)
+            else:
+                _kernels[kernel, dtype] = _load(code)
+        return _kernels[kernel, dtype]
+
+
+def _compile(kernel: Callable[[Any], object], dtype: torch.dtype, name: str) -> Callable[[Any], None]:
+    _tell_once(os.getpid())
+    real = types.float32 if dtype == torch.float32 else types.float64
+    native = numba.cfunc(types.void(types.CPointer(real)), **OPTIONS)(kernel)
+    content = object_code(native)
+    if content is not None:
+        _write(name, Code(native.native_name, content))
+    return _function(native.address or 0, native)
 
 
 @functools.cache
-def compiled(kernel: FunctionType, dtype: torch.dtype) -> Callable[[Any], None]:
-    """The kernel for one dtype as a native function, compiled once per machine where a cache can be written."""
-    real = types.float32 if dtype == torch.float32 else types.float64
-    signature = types.void(types.CPointer(real))
+def _tell_once(process: int) -> None:
+    """In the process that the user started, not in those that were forked from it."""
+    if process == HOME:
+        kept = "once per machine" if _writable() else "in every process: no folder to keep them in can be written"
+        announce(f"compiling the CPU kernels ({kept})…")
+
+
+def _load(code: Code) -> Callable[[Any], None]:
+    _initialise()
+    machine = llvm.Target.from_default_triple().create_target_machine(jit=True)  # the engine becomes its owner
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code.content))
+    engine.finalize_object()
+    return _function(engine.get_function_address(code.symbol), engine)
+
+
+def _function(address: int, owner: Any) -> Callable[[Any], None]:
+    function: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+    function.owner = owner  # keeps the machine code alive
+    return function
+
+
+@functools.cache
+def _initialise() -> None:
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+
+
+def _folders() -> list[Path]:
+    """Where compiled kernels are looked for: Numba's cache folder if one was set, the package's, the user's."""
+    folders = [Path(_config.CACHE_DIR)] if _config.CACHE_DIR else []
+    folders.append(Path(__file__).parent / "__pycache__")
+    with contextlib.suppress(RuntimeError):  # not every user has a home
+        folders.append(Path.home() / ".cache" / "fastcross")
+    return folders
+
+
+@functools.cache
+def _writable() -> Path | None:
+    """The first of the folders that can be written."""
+    for folder in _folders():
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                return folder
+    return None
+
+
+def _read(name: str) -> Code | None:
+    """What is kept under the name; None where that is nothing, or damaged."""
+    for folder in _folders():
+        with contextlib.suppress(OSError, ValueError):
+            content = (folder / name).read_bytes()
+            checksum, symbol, code = content.split(b"\n", 2)
+            if checksum == _checksum(name, symbol, code):
+                return Code(symbol.decode(), code)
+    return None
+
+
+def _write(name: str, code: Code) -> None:
+    folder, symbol = _writable(), code.symbol.encode()
+    with contextlib.suppress(OSError):  # a full disk: compiled for this process alone
+        if folder is not None:
+            with atomic(folder / name) as file:
+                file.write_bytes(b"\n".join((_checksum(name, symbol, code.content), symbol, code.content)))
+
+
+def _checksum(name: str, symbol: bytes, code: bytes) -> bytes:
+    return hashlib.sha256(b"\n".join((name.encode(), symbol, code))).hexdigest().encode()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """While no other process compiles for the same folder, or after some patience."""
+    folder = _writable()
+    if folder is None:
+        yield
+        return
+    handle, deadline = os.open(folder, os.O_RDONLY), time.monotonic() + PATIENCE
     try:
-        native = numba.cfunc(signature, cache=True, **OPTIONS)(_named_after_sources(kernel))
-    except RuntimeError:  # nowhere to keep the cache: neither the package's folder nor the user's can be written
-        native = numba.cfunc(signature, **OPTIONS)(kernel)
-    call: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(native.address)  # type: ignore[arg-type]
-    call.native = native  # keeps the machine code alive
-    return call
-
-
-def _named_after_sources(kernel: FunctionType) -> FunctionType:
-    """The kernel under a name of its own for these sources: Numba's cache would look at the age of one file only."""
-    named = FunctionType(kernel.__code__, kernel.__globals__, kernel.__name__)
-    named.__qualname__ = f"{kernel.__name__}_{_digest()}"
-    named.__module__ = kernel.__module__
-    return named
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                time.sleep(0.05)
+            except OSError:  # no locks on this file system
+                break
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_UN)  # closing is not enough: a forked process has the handle, too
+        os.close(handle)
 
 
 @functools.cache
 def _digest() -> str:
-    """Of all files that end up in the machine code."""
-    folder = Path(__file__).parent
-    files = sorted(folder.glob("*.py"))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    """Of all that the machine code depends on: the sources, the compilers, the processor."""
+    sources = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
+    compilers = numba.__version__, llvmlite.__version__, _config.OPT
+    processor = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), _config.CPU_NAME, _config.CPU_FEATURES
+    return hashlib.sha256(sources + repr((compilers, processor)).encode()).hexdigest()[:16]
+
+
+def _forget_lock() -> None:
+    """A forked process has no thread that would release it."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)

@@ -46,7 +46,7 @@ STACK = Layout(
 take_stack = STACK.take
 
 
-def _stack_fwd_kernel(block):
+def stack_fwd_kernel(block):
     task = take_stack(block)
     while task.chunk < task.chunks:
         K, heights, widths = task.K, task.heights, task.widths
@@ -70,7 +70,7 @@ def stack_fwd(tables: Sequence[Tensor], ids: Tensor, x0: Tensor) -> int:
     columns = x0[:, : sum(table.shape[1] for table in tables)]
     plan = STACK.plan(x0.dtype, torch.get_num_threads(), M=M, K=K, width=columns.shape[1])
     task = plan.task(tables=where, heights=heights, widths=widths, ids=unit_columns(ids), x0=columns)
-    run_task(compiled(_stack_fwd_kernel, x0.dtype), task)
+    run_task(compiled(stack_fwd_kernel, x0.dtype), task)
     return plan.found(task)
 
 
@@ -90,7 +90,7 @@ POOL = Layout(
 take_pool = POOL.take
 
 
-def _pool_fwd_kernel(block):
+def pool_fwd_kernel(block):
     task = take_pool(block)
     while task.chunk < task.chunks:
         M, N, width, values, offsets = task.M, task.N, task.width, task.values, task.offsets
@@ -117,7 +117,7 @@ def pool_fwd(table: Tensor, values: Tensor, offsets: Tensor, coefficients: Tenso
     plan = POOL.plan(x0.dtype, torch.get_num_threads(), M=M, N=N, height=height, width=width)
     values, offsets = values.contiguous(), offsets.contiguous()
     task = plan.task(table=table, values=values, offsets=offsets, coefficients=coefficients.contiguous(), x0=x0)
-    run_task(compiled(_pool_fwd_kernel, x0.dtype), task)
+    run_task(compiled(pool_fwd_kernel, x0.dtype), task)
     return plan.found(task)
 
 

@@ -43,7 +43,7 @@ SUMS = Layout(
 take_sums = SUMS.take
 
 
-def _stack_bwd_kernel(block):
+def stack_bwd_kernel(block):
     task = take_sums(block)
     while task.chunk < task.chunks:
         M, keys, column = task.M, task.keys, 0
@@ -110,7 +110,7 @@ def stack_bwd(sizes: Sequence[int], ids: Tensor, dx0: Tensor) -> list[Tensor]:
         rows=addresses("rows", found, torch.int64, [tuple(row.shape) for row in found]),
         gradients=addresses("gradients", gradients, dx0.dtype, [tuple(each.shape) for each in gradients]),
     )  # fmt: skip
-    run_task(compiled(_stack_bwd_kernel, dx0.dtype), task)
+    run_task(compiled(stack_bwd_kernel, dx0.dtype), task)
     results: list[Tensor] = []
     for k, count in enumerate(counts.tolist()):
         if count > len(found[k]):

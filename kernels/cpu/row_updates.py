@@ -8,7 +8,6 @@ gradient names are read or written, however high the tables are; the next row is
 because nearly every row is a cache miss.
 """
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from fastcross.kernels.cpu.compile import compiled
 from fastcross.kernels.cpu.door import addresses
 from fastcross.kernels.cpu.layout import INDEX, Layout, whole
-from fastcross.kernels.cpu.simd import at, pointer_to
+from fastcross.kernels.cpu.simd import at, pointer_to, square_root
 from fastcross.kernels.cpu.tables import describe, prefetch_row
 from fastcross.kernels.cpu.threads import run_task
 
@@ -41,7 +40,7 @@ ADAM = Layout(
 take_sgd, take_adam = SGD.take, ADAM.take
 
 
-def _adam_rows_kernel(block):
+def adam_rows_kernel(block):
     task = take_adam(block)
     while task.chunk < task.chunks:
         rate, decay1, decay2, scale, eps = task.rate, task.decay1, task.decay2, task.scale, task.eps
@@ -64,7 +63,7 @@ def _adam_rows_kernel(block):
                     for i in range(width):
                         m[i] += decay1 * (g_n[i] - m[i])
                         v[i] += decay2 * (g_n[i] * g_n[i] - v[i])
-                        w_n[i] -= rate * m[i] / (math.sqrt(v[i]) * scale + eps)
+                        w_n[i] -= rate * m[i] / (square_root(v[i]) * scale + eps)
         task = take_adam(block)
 
 
@@ -83,10 +82,10 @@ def adam_rows(
     corrections = 1 - betas[0] ** step, 1 - betas[1] ** step
     scalars = {"rate": lr / corrections[0], "scale": corrections[1] ** -0.5, "eps": eps}
     decays = {"decay1": 1 - betas[0], "decay2": 1 - betas[1]}
-    _update(ADAM, _adam_rows_kernel, tables, gradients, first=first, second=second, **scalars, **decays)
+    _update(ADAM, adam_rows_kernel, tables, gradients, first=first, second=second, **scalars, **decays)
 
 
-def _sgd_rows_kernel(block):
+def sgd_rows_kernel(block):
     task = take_sgd(block)
     while task.chunk < task.chunks:
         rate = task.rate
@@ -103,7 +102,7 @@ def _sgd_rows_kernel(block):
 
 def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[tuple[Tensor, Tensor]], lr: float) -> None:
     """w -= lr g on the rows of each (rows, gradients)."""
-    _update(SGD, _sgd_rows_kernel, tables, gradients, rate=lr)
+    _update(SGD, sgd_rows_kernel, tables, gradients, rate=lr)
 
 
 def _update(

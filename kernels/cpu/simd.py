@@ -181,6 +181,17 @@ def fma(typing, a, b, c):
 
 
 @intrinsic
+def square_root(typing, x):
+    """Of a number, in its own dtype."""
+
+    def generate(context, builder, signature, args):
+        kind = context.get_value_type(x)
+        return builder.call(declare(builder, f"llvm.sqrt.f{x.bitwidth}", kind, kind), args)
+
+    return x(x), generate
+
+
+@intrinsic
 def add(typing, a, b):
     return a(a, b), lambda context, builder, signature, args: builder.fadd(*args, flags=FASTMATH)
 

@@ -4,9 +4,6 @@ import concurrent.futures
 import os
 import resource
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 
 import pytest
@@ -14,9 +11,7 @@ import torch
 
 import fastcross
 from fastcross import CrossNetwork, reference
-from fastcross.kernels.cpu import compile as cpu_compile
 from fastcross.kernels.cpu import launchers as cpu
-from fastcross.kernels.cpu import network as cpu_network
 from fastcross.kernels.cpu import threads
 from fastcross.kernels.cpu.layout import chunks
 
@@ -153,34 +148,3 @@ def test_rows_of_more_than_a_cache_and_many_layers():
     torch.manual_seed(0)
     x0, w = torch.randn(5, 16_384, dtype=torch.float64), torch.randn(64, 16_384, dtype=torch.float64) / 1000
     torch.testing.assert_close(fastcross.cross_network(x0, w, w), reference.cross_network(x0, w, w))
-
-
-def test_nowhere_to_keep_compiled_code(tmp_path):
-    """A read-only install with a read-only home: the kernels are compiled for the process alone."""
-    script = textwrap.dedent("""
-        import torch
-        from numba.core import caching
-
-        caching.CacheImpl._locator_classes = []  # how Numba finds that no folder can be written
-        from fastcross import cross_network, reference
-        x0, w = torch.randn(5, 9), torch.randn(2, 9)
-        assert torch.allclose(cross_network(x0, w, backend="numba"), reference.cross_network(x0, w), atol=1e-5)
-    """)
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
-
-
-def test_compiled_code_is_kept(tmp_path):
-    script = (
-        "import torch, fastcross; fastcross.cross_layer(*torch.randn(2, 3, 4), *torch.randn(2, 4), backend='numba')"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, env={**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)})
-    assert list(tmp_path.rglob("*.nbi"))
-
-
-def test_compiled_code_is_not_taken_for_other_sources(monkeypatch):
-    """A changed helper of a kernel is another kernel, though the kernel's own file is as old as it was."""
-    monkeypatch.setattr(cpu_compile, "_digest", lambda: "other")
-    mine = cpu_compile._named_after_sources(cpu_network.cross_network_fwd)
-    monkeypatch.undo()
-    assert mine.__qualname__ != cpu_compile._named_after_sources(cpu_network.cross_network_fwd).__qualname__
-    assert mine.__code__ is cpu_network.cross_network_fwd.__code__
