@@ -4,6 +4,7 @@ import concurrent.futures
 import os
 import resource
 import signal
+import threading
 import time
 
 import pytest
@@ -142,6 +143,21 @@ def test_result_with_a_busy_pool(two_threads, without_openmp):
     finally:
         release.set_result(None)
         blocker.result()
+
+
+def test_an_interrupted_caller_waits_for_the_others(without_openmp):
+    caller, done = threading.get_ident(), []
+
+    def kernel(block):
+        if threading.get_ident() == caller:
+            time.sleep(0.1)
+            raise KeyboardInterrupt
+        time.sleep(0.3)
+        done.append(block)
+
+    with pytest.raises(KeyboardInterrupt):
+        threads.run_task(kernel, threads.Task("block", torch.empty(0), (), 2))
+    assert done == ["block"]
 
 
 def test_rows_of_more_than_a_cache_and_many_layers():

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ from torch.autograd import forward_ad
 
 import fastcross
 from fastcross import reference
-from fastcross.kernels.cpu import buffers, threads
+from fastcross.kernels.cpu import buffers
 
 
 @pytest.fixture
@@ -122,21 +121,6 @@ def test_what_is_left_of_a_functorch_transform(operands):
     x0.requires_grad_()
     fastcross.cross_network(x0, kept[0], b).sum().backward()
     assert x0.grad is not None
-
-
-def test_an_interrupted_caller_waits_for_the_others():
-    done = []
-
-    def kernel(i, start, stop):
-        if i == 0:
-            time.sleep(0.1)
-            raise KeyboardInterrupt
-        time.sleep(0.3)
-        done.append(i)
-
-    with pytest.raises(KeyboardInterrupt):
-        threads.run([(0, 1), (1, 2)], kernel)
-    assert done == [1]
 
 
 def test_memory_of_sizes_that_are_no_longer_asked_for_goes_first(monkeypatch):
