@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +74,8 @@ def _carried(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _numbers(column: pa.ChunkedArray, name: str) -> Array:
+    if pa.types.is_string(column.type):
+        column = pc.utf8_trim_whitespace(column)
     try:
         return pc.cast(column, pa.float64(), safe=False).to_numpy()
     except pa.ArrowInvalid:
@@ -146,21 +149,27 @@ def _time(column: pa.ChunkedArray, columns: Columns) -> Array:
 
 
 def _moments(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """Microseconds since 1970 in UTC, of a date, a date-time or a text in the manner of ISO 8601."""
-    if not (pa.types.is_temporal(column.type)):
-        column = as_text(column)
-        try:
-            return pc.cast(column, pa.timestamp("us"))
-        except pa.ArrowInvalid:
-            pass  # where the text names a zone, only the type with one takes it
-        try:
-            column = pc.cast(column, pa.timestamp("us", "UTC"))
-        except pa.ArrowInvalid:
-            value = next((value.as_py() for value in column if value.is_valid), "")
-            raise BadRow(
-                f"column {name} must be a date or a date-time as in 2024-01-31 12:30:00; got {value!r}"
-            ) from None
-    return pc.cast(column, pa.timestamp("us"), safe=False)
+    """Microseconds since 1970 in UTC: of a date, a date-time, a text in the manner of ISO 8601, or Unix times."""
+    if pa.types.is_temporal(column.type):
+        return pc.cast(column, pa.timestamp("us"), safe=False)
+    first = next((value.as_py() for value in column if value.is_valid), "")
+    if isinstance(first, int | float) or is_number(first):
+        numbers = _numbers(column, name)
+        missing = np.isnan(numbers)
+        units = unix_units(numbers)
+        with np.errstate(invalid="ignore"):
+            return pa.chunked_array([pa.array((numbers / units * 1e6).astype("datetime64[us]"), mask=missing)])
+    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):  # only the second takes texts that name a zone
+        with suppress(pa.ArrowInvalid):
+            return pc.cast(pc.cast(pc.utf8_trim_whitespace(as_text(column)), kind), pa.timestamp("us"), safe=False)
+    raise BadRow(f"column {name} must be a date or a date-time as in 2024-01-31 12:30:00; got {first!r}")
+
+
+def unix_units(numbers: Array) -> Array:
+    """How many of its units make a second, for each Unix time: 1 for seconds, 1,000 for milliseconds, ….
+
+    The ranges of a century in seconds, milliseconds, … do not overlap."""
+    return 1000.0 ** np.clip(np.floor((np.log10(np.maximum(np.abs(numbers), 1)) - 8) / 3), 0, 3)
 
 
 def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:

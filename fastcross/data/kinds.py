@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcross.data.blocks import as_text
+from fastcross.data.blocks import as_text, unix_units
 
 Array = npt.NDArray[Any]
 FEW_VALUES = 20  # integers with no more distinct values than this, each seen ten times, are categories
@@ -27,8 +27,13 @@ NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 INTEGER = r"^\s*[+-]?\d+(\.0*)?\s*$"  # "7.0" too: what pandas writes where a column of integers has gaps
 FOREIGN_NUMBER = r"^[+-]?[$€£]?\s*(\d{1,3}(,\d{3})+(\.\d+)?|\d+,\d+|\d+(\.\d+)?\s*[%$€£]|[$€£]\s*\d+(\.\d+)?)$"
 DATE_TIME = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?(Z|[+-]\d{2}(:?\d{2})?)?)?$"
+# MovieLens-1M, split by time, AUC: 0.70 with the seconds as a number, 0.735 with hour and weekday, 0.747 without.
+UNIX_TIMES = (
+    "Unix times: as numbers, later rows lie outside what was trained on; declare date-times for hour and weekday"
+)
 BOOLEANS = ({"true", "false"}, {"yes", "no"}, {"t", "f"}, {"y", "n"}, {"on", "off"})
 ID_WORDS = {"id", "ids", "uid", "uuid", "guid", "code", "zip", "zipcode", "postcode", "sku", "isbn", "asin"}
+TIME_WORDS = {"time", "times", "timestamp", "ts", "date", "datetime", "epoch", "unixtime", "when"}
 ID_NAME = re.compile(  # "movieid", but not "paid"
     r"(user|item|movie|product|ad|site|app|device|shop|store|category|cate|brand|campaign|customer|session|query|page|"
     r"doc|song|artist|video|author|adgroup|seller|merchant|member|post|news|article)_?(id|no)$"
@@ -77,7 +82,7 @@ def judge(name: str, column: pa.ChunkedArray) -> Kind:
     if pa.types.is_dictionary(kind) and not pa.types.is_nested(kind.value_type):
         return Kind("categorical", "stored as categories")
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return Kind("datetimes", "date-times: its hour and weekday are the features")
+        return Kind("datetimes", "date-times: their hour and weekday are the features")
     if pa.types.is_null(kind):
         return Kind("drop", "no values")
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or _is_text(kind)):
@@ -92,6 +97,8 @@ def judge(name: str, column: pa.ChunkedArray) -> Kind:
         return Kind("categorical", "no value in the rows looked at")
     numbers, fits = values.share(NUMBER)
     if numbers >= 1 - STRAYS:
+        if is_time_name(name) and _is_unix_time(values, fits):
+            return Kind("drop", UNIX_TIMES)
         integers, _ = values.share(INTEGER)
         whole = integers >= 1 - STRAYS if _is_text(kind) else integers == 1
         found = judge_integers(name, values) if whole else Kind("dense", "numbers with decimals")
@@ -100,7 +107,7 @@ def judge(name: str, column: pa.ChunkedArray) -> Kind:
         return Kind(found.name, found.why, values.commonest(~fits), int(values.counts[~fits].sum()))
     moments, fits_moment = values.share(DATE_TIME)
     if moments >= 1 - STRAYS:
-        found = Kind("datetimes", "date-times: its hour and weekday are the features")
+        found = Kind("datetimes", "date-times: their hour and weekday are the features")
         if moments == 1:
             return found
         return Kind(found.name, found.why, values.commonest(~fits_moment), int(values.counts[~fits_moment].sum()))
@@ -136,7 +143,7 @@ def judge_integers(name: str, values: Values) -> Kind:
         return Kind("categorical", f"integers as frequent as ids are: {distinct:,} different in {rows:,}")
     if jagged is not None and share >= 0.5:
         return Kind("dense", "integers that are about as frequent as their neighbours")
-    return Kind("dense", f"integers, {distinct:,} different in {rows:,}; ids look the same: say so if they are")
+    return Kind("dense", f"integers, {distinct:,} different in {rows:,}; declare them categorical if they are ids")
 
 
 def jaggedness(numbers: Array, counts: Array) -> tuple[float | None, float]:
@@ -180,8 +187,24 @@ def _is_separator(values: Values, separator: str) -> bool:
 
 
 def is_id_name(name: str) -> bool:
-    words = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower()
-    return bool(ID_WORDS & set(re.split(r"[^a-z0-9]+", words))) or bool(ID_NAME.search(words))
+    words = _words(name)
+    return bool(ID_WORDS & set(words)) or bool(ID_NAME.search("_".join(words)))
+
+
+def is_time_name(name: str) -> bool:
+    return bool(TIME_WORDS & set(_words(name))) or name.lower().endswith(("time", "timestamp", "date", "_at", "_ts"))
+
+
+def _words(name: str) -> list[str]:
+    """In lower case, of names written with blanks, underscores, dots or camel's humps."""
+    return re.split(r"[^a-z0-9]+", re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name).lower())
+
+
+def _is_unix_time(values: Values, fits: Array) -> bool:
+    """Whether the numbers are seconds, or thousandths, millionths, … of them, since 1970, and lie in 1980 ... 2100."""
+    numbers = pc.cast(values.texts.filter(pa.array(fits)), pa.float64()).to_numpy()
+    years = numbers / unix_units(numbers) / (365.25 * 86400)
+    return bool(values.counts[fits][(years > 10) & (years < 130)].sum() >= (1 - STRAYS) * values.rows)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -62,6 +62,7 @@ KINDS = {
     "date-times": ([datetime.datetime(2024, 1, 1) + datetime.timedelta(minutes=i) for i in range(N)], "datetimes"),
     "dates": ([datetime.date(2024, 1, 1) + datetime.timedelta(days=i % 99) for i in range(N)], "datetimes"),
     "date-times as text": ([f"2024-02-{i % 28 + 1:02d} {i % 24:02d}:30:00" for i in range(N)], "datetimes"),
+    "Unix times by another name": (RNG.integers(10**9, 2 * 10**9, N), "dense"),
     "nothing": ([None] * N, "drop"),
     "structs": ([{"a": i} for i in range(N)], ""),
     "lists of structs": ([[{"a": i}] for i in range(N)], ""),
@@ -91,6 +92,17 @@ def test_ids_by_name():
     for name in ("paid", "humidity", "idle", "width", "bid", "grid"):
         assert not is_id_name(name), name
     assert kind_of(np.random.default_rng(1).permutation(50_000), "user_id") == "drop", "every row has its own"
+
+
+def test_unix_times():
+    """As a number every later row would lie outside what was trained on: MovieLens-1M in the order of time, AUC 0.70
+    instead of 0.75."""
+    seconds = np.random.default_rng(0).integers(10**9, 2 * 10**9, N)
+    for unit in (1, 1000, 10**6, 10**9):
+        assert kind_of(seconds * unit, "timestamp") == "drop"
+    assert kind_of(seconds + 0.25, "created_at") == "drop"
+    assert kind_of([str(second) for second in seconds], "eventTime") == "drop"
+    assert kind_of(seconds % 1000, "time") == "dense"
 
 
 def test_jaggedness_of_real_distributions():
@@ -147,10 +159,12 @@ def test_date_times_become_hour_and_weekday(tmp_path):
         table.set_column(1, "at", table["at"].cast(pa.timestamp("ns", "Asia/Tokyo"))), tmp_path / "z.parquet"
     )
     texts = {"at": lambda i: moments[i].isoformat(), "zoned": lambda i: f"{moments[i].isoformat()}Z"}
+    texts["unix_time"] = lambda i: f" {moments[i].replace(tzinfo=datetime.UTC).timestamp() * 1000:.0f}"
     write(tmp_path / "t.csv", texts)
     for name in ("t.parquet", "z.parquet", "t.csv"):
-        cache = prepare(tmp_path / name, tmp_path / "c", split="time:1,0,0", min_frequency=1)
-        assert cache.schema.categorical_names[:2] == ("at.hour", "at.weekday")
+        columns = Columns.declare(datetimes=["unix_time"]) if name == "t.csv" else None
+        cache = prepare(tmp_path / name, tmp_path / "c", split="time:1,0,0", min_frequency=1, columns=columns)
+        assert "at.hour" in cache.schema.categorical_names
         assert cache.schema.cardinalities[:2] == (25, 8)
         ids = next(cache.batches("train", N)).categorical.numpy()
         hours = {(int(h), i % 24) for i, h in enumerate(ids[:, 0])}
@@ -158,7 +172,8 @@ def test_date_times_become_hour_and_weekday(tmp_path):
         assert (len(hours), len(days)) == (24, 7), "one id for each hour of the day and each day of the week"
         (again,) = read_for_prediction(tmp_path / name, cache)
         assert again.categorical[:, :2].numpy().tolist() == ids[:, :2].tolist()
-    assert (ids[:, 2:] == ids[:, :2]).all()
+    assert (ids[:, 2:4] == ids[:, :2]).all()
+    assert (ids[:, 4:] == ids[:, :2]).all()
 
 
 def test_declared_and_inferred_together(tmp_path):
