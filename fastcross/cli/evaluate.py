@@ -24,6 +24,8 @@ def evaluate(args: Namespace) -> int:
     output = check_output(args.output, (".json",), args.run) if args.output else None
     trained = load_model(args.run)
     if reads_file:
+        if args.cache:
+            trained.open_cache(args.cache)
         with bars("evaluate") as progress:
             rows = read_for_prediction(
                 args.data, trained.encoder, on_error=args.on_error, labelled=True, progress=progress

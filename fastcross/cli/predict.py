@@ -23,13 +23,11 @@ Array = npt.NDArray[Any]
 def predict(args: Namespace) -> int:
     output = check_output(args.output, SUFFIXES, args.run)
     trained = load_model(args.run)
+    if args.cache:
+        trained.open_cache(args.cache)
     with bars() as progress:
         rows = read_for_prediction(
-            args.data,
-            trained.encoder,
-            on_error=args.on_error,
-            id_column=args.id_column,
-            progress=progress,
+            args.data, trained.encoder, on_error=args.on_error, id_column=args.id_column, progress=progress
         )
         refuse_overwriting(output, rows.paths)
         classes = rows.encoder.classes

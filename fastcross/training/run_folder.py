@@ -76,7 +76,11 @@ class Run:
 
     @property
     def config(self) -> dict[str, Any]:
-        return _read(self.path / "config.json")
+        config = _read(self.path / "config.json")
+        for name in ("model", "options", "training", "cache", "fingerprint", "device", "threads"):
+            if name not in config:
+                raise CheckpointError(f"{self.path / 'config.json'} does not describe a run: it has no {name!r}")
+        return config
 
     @property
     def result(self) -> dict[str, Any] | None:
