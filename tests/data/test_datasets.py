@@ -1,5 +1,6 @@
 """Covertype, Higgs and Adult: small files in their formats, and the real ones where they are at hand."""
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -140,3 +141,38 @@ def test_real_adult(tmp_path):
     assert cache.sizes == {"train": 29305, "validation": 3256, "test": 16281}
     assert everything(cache, "test").label.mean().item() == pytest.approx(3846 / 16281)
     assert cache.schema.cardinalities[5:7] == (6, 3)  # race and sex are never missing
+
+
+def kinds_of(cache):
+    return {found["column"]: found["kind"] for found in cache.manifest["findings"]}
+
+
+def test_real_covertype_without_its_format(tmp_path):
+    """As any table with a header: ten quantities, among them distances on a grid, and flags."""
+    cache = prepare(real("covtype.csv.gz"), tmp_path / "cache", format="csv", columns="Cover_Type", split="random")
+    kinds = kinds_of(cache)
+    assert [kinds[name] for name in list(kinds)[:10]] == ["dense"] * 10
+    assert {kinds[name] for name in list(kinds)[10:]} == {"categorical"}
+    assert cache.encoder.classes == ("1", "2", "3", "4", "5", "6", "7")
+
+
+def test_real_movielens_without_telling_names(tmp_path):
+    """MovieLens-100K, which RecBole brings: users and movies are ids, though they are called a, b, …."""
+    recbole = importlib.util.find_spec("recbole")
+    if recbole is None:
+        pytest.skip("RecBole is not installed")
+    folder = Path(recbole.origin).parent / "dataset_example" / "ml-100k"
+
+    def read(kind):
+        return [line.split("\t") for line in (folder / f"ml-100k.{kind}").read_text().splitlines()[1:]]
+
+    users = {user: rest for user, *rest in read("user")}
+    genres = {movie: rest[-1].replace(" ", "|") for movie, *rest in read("item")}
+    with open(tmp_path / "table.csv", "w") as file:
+        file.write("a,b,label,time,age,gender,work,zip,genres\n")
+        for user, movie, rating, time in read("inter"):
+            file.write(f"{user},{movie},{int(float(rating) >= 4)},{time},{','.join(users[user])},{genres[movie]}\n")
+    cache = prepare(tmp_path / "table.csv", tmp_path / "cache", split="time", time_column="time")
+    kinds = dict.fromkeys(("a", "b", "gender", "work", "zip"), "categorical")
+    kinds |= {"age": "dense", "genres": "multi-valued", "time": "dropped"}
+    assert kinds_of(cache) == kinds

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastcross.data import Columns, DataError, prepare, read_for_prediction
-from fastcross.data.kinds import is_id_name, jaggedness, judge
+from fastcross.data.kinds import is_id_name, judge, look_like_ids
 
 N = 3000
 
@@ -105,12 +105,17 @@ def test_unix_times():
     assert kind_of(seconds % 1000, "time") == "dense"
 
 
-def test_jaggedness_of_real_distributions():
-    """The figures in kinds.py: quantities stay below 0.5, ids above."""
+def test_quantities_and_ids_by_their_frequencies():
     rng = np.random.default_rng(2)
-    for values in (rng.poisson(30, 10**5), rng.geometric(0.05, 10**5), rng.integers(0, 360, 10**5)):
-        assert jaggedness(*np.unique(values, return_counts=True))[0] < 0.15
-    assert jaggedness(*np.unique(popular_ids(10**5, 2000), return_counts=True))[0] > 0.55
+    distances = np.hypot(*rng.integers(0, 60, (2, 10**5))).astype(int)  # on a grid, where some are more frequent
+    zeros = rng.geometric(0.05, 10**5) * (rng.random(10**5) < 0.1)
+    for values in (rng.poisson(30, 10**5), zeros, rng.integers(0, 360, 10**5), rng.integers(0, 360, 4000), distances):
+        assert look_like_ids(*np.unique(values, return_counts=True)) is False
+    popularity = np.exp(rng.normal(0, 0.6, 1000))  # mild differences
+    mild = rng.choice(1000, 10**5, p=popularity / popularity.sum())
+    for values in (popular_ids(10**5, 2000), popular_ids(3000, 50), mild):
+        assert look_like_ids(*np.unique(values, return_counts=True)) is True
+    assert look_like_ids(*np.unique(rng.integers(0, 10**6, 10**5), return_counts=True)) is None
 
 
 def test_one_value_does_not_make_a_number_a_category(tmp_path):
