@@ -101,7 +101,7 @@ def test_a_folder_of_0_1_is_still_read(finished, tmp_path):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[]", "a list"), ("{}", "no 'training'"), ('{"training": 3, "cache": ""}', "config"), ("null", "NoneType")],
+    [("[]", "a list"), ("{}", "no 'model'"), ('{"training": 3, "cache": ""}', "config"), ("null", "NoneType")],
 )
 def test_a_configuration_that_is_none(finished, tmp_path, text, message):
     shutil.copytree(finished, tmp_path / "run")
