@@ -2,13 +2,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+FLOORS := .venv-floors
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint bench report bench-check static clean
+.PHONY: help demo test lint floors bench report bench-check static clean
 
 help:
 	@echo "make demo         train DCN and a DNN on a generated click log, beside the best possible logloss"
 	@echo "make test         lint, types and all tests"
+	@echo "make floors       a smoke set with the oldest versions that pyproject.toml admits, in .venv-floors"
 	@echo "make bench        three runs of the benchmarks, against the peers' own packages, into benchmarks/results/"
 	@echo "make report       tables and figures of these runs, into README.md and docs/"
 	@echo "make bench-check  the benchmarks' ratios against the committed baseline"
@@ -24,6 +26,9 @@ lint: $(VENV)/.developer
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+floors: $(FLOORS)/.done
+	$(FLOORS)/bin/python -m pytest tests/test_floors.py tests/ops/test_internals.py
 
 bench: $(VENV)/.developer
 	$(BIN)/python -m benchmarks.run --runs 3
@@ -48,5 +53,12 @@ $(VENV)/.developer: $(VENV)/.user requirements-peers.txt
 	$(PIP) --no-deps --requirement requirements-peers.txt
 	touch $@
 
+$(FLOORS)/.done: pyproject.toml constraints-floors.txt
+	test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
+	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-floors.txt \
+		--editable ".[cpu,train,export]" pytest hypothesis
+	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --no-deps torchfm==0.7.0
+	touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(FLOORS) build dist *.egg-info

@@ -1,4 +1,4 @@
-"""fastcross: the Deep & Cross Network (Wang et al., 2017), as fast as the hardware allows."""
+"""fastcross: the Deep & Cross Network (Wang et al., 2017), in one pass over its input whatever the depth."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -125,3 +125,26 @@ def test_public_names():
     import fastcross
 
     assert all(hasattr(fastcross, name) for name in fastcross.__all__)
+
+
+def test_what_runs_elsewhere_is_what_runs_here():
+    """Hook and workflow call the Makefile's targets; every issue template asks for `fastcross info`."""
+    yaml = pytest.importorskip("yaml")
+
+    def load(path):
+        return yaml.safe_load((ROOT / path).read_text())
+
+    targets = {line.partition(":")[0] for line in (ROOT / "Makefile").read_text().splitlines() if line[:1].isalpha()}
+    (hook,) = load(".pre-commit-config.yaml")["repos"][0]["hooks"]
+    assert hook["entry"].split()[0] == "make"
+    assert hook["entry"].split()[-1] in targets
+    commands = [step.get("run") for job in load(".github/workflows/ci.yml")["jobs"].values() for step in job["steps"]]
+    assert {".ci/run", "pipx run build"} < {*commands}
+    assert {command.split()[1] for command in commands if command and command.startswith("make ")} <= targets
+    assert (ROOT / ".ci" / "run").read_text().split()[-1] in targets
+    templates = [path for path in (ROOT / ".github/ISSUE_TEMPLATE").iterdir() if path.name != "config.yml"]
+    assert templates
+    for path in templates:
+        (asked,) = (part for part in load(path)["body"] if part["id"] == "info")
+        assert "fastcross info" in asked["attributes"]["label"]
+        assert asked["validations"]["required"]

@@ -49,12 +49,13 @@ def choose_for(backend: str, *operands: Tensor | None) -> str:
     first = operands[0]
     assert first is not None
     chosen = choose(backend, first.device, first.dtype)
-    foreign = next((t for t in operands if internals.is_foreign(t)), None)
-    if foreign is None or chosen in ("torch", "reference"):
+    foreign = [t for t in operands if internals.is_foreign(t)]  # a list: PyTorch 2.8 cannot trace next() of another
+    if not foreign or chosen in ("torch", "reference"):
         return chosen
-    if backend == "auto" or type(foreign) in (Tensor, torch.nn.Parameter):
+    kind = type(foreign[0])
+    if backend == "auto" or kind in (Tensor, torch.nn.Parameter):
         return "torch"
-    raise ValueError(f'backend "{backend}" runs on torch.Tensor only ("auto" on others); got {type(foreign).__name__}')
+    raise ValueError(f'backend "{backend}" runs on torch.Tensor only ("auto" on others); got {kind.__name__}')
 
 
 def choose_kernels(backend: str, device: torch.device, dtype: torch.dtype) -> str:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-_PLAIN_TYPES = frozenset((Tensor, Parameter))
+_PLAIN_TYPES = (Tensor, Parameter)  # a tuple: PyTorch 2.8 cannot trace a set
 _MISSING = object()
 
 
