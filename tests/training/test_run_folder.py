@@ -99,9 +99,12 @@ def test_a_folder_of_0_1_is_still_read(finished, tmp_path):
         run.encoder  # noqa: B018
 
 
+WITHOUT_TRAINING = dict.fromkeys(("model", "options", "cache", "fingerprint", "device", "threads")) | {"training": 3}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("[]", "a list"), ("{}", "no 'model'"), ('{"training": 3, "cache": ""}', "config"), ("null", "NoneType")],
+    [("[]", "a list"), ("{}", "no 'model'"), (json.dumps(WITHOUT_TRAINING), "config"), ("null", "NoneType")],
 )
 def test_a_configuration_that_is_none(finished, tmp_path, text, message):
     shutil.copytree(finished, tmp_path / "run")
