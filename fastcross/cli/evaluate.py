@@ -8,7 +8,7 @@ from fastcross.cli.outputs import check_output, refuse_overwriting
 from fastcross.cli.printing import bar, bars, print_metrics, report_reading
 from fastcross.data import read_for_prediction
 from fastcross.training.evaluate import evaluate as evaluate_part
-from fastcross.training.evaluate import predict as predict_logits
+from fastcross.training.evaluate import predict_logits
 from fastcross.training.metrics import summarise
 from fastcross.training.run_folder import write_json
 from fastcross.training.trained import load_model

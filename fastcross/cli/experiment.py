@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcross.cli.conflicts import check_data, flag
-from fastcross.distributed.launch import choose_sharding
+from fastcross.distributed.torchrun import choose_sharding
 from fastcross.training.config import GENERATED_ROWS, TrainingConfig
 from fastcross.training.dataset import Dataset
 from fastcross.training.experiment import Experiment

@@ -35,7 +35,7 @@ def _listed(names: tuple[str, ...]) -> str:
 
 
 def convert(args: Namespace) -> int:
-    from fastcross.distributed.convert import convert as convert_run
+    from fastcross.distributed.convert import convert_run
 
     names = convert_run(Run(args.run), args.to, Path(args.output))
     show(f"checkpoints {' and '.join(names)}, {args.to}: {args.output}")

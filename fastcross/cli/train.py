@@ -6,7 +6,7 @@ from pathlib import Path
 from fastcross.cli.conflicts import check_resume
 from fastcross.cli.experiment import experiment
 from fastcross.cli.printing import bars, print_metrics, show
-from fastcross.distributed.launch import launch, max_restarts, restarts, several, under_torchrun
+from fastcross.distributed.torchrun import launch, max_restarts, restarts, several, under_torchrun
 from fastcross.extras import require
 from fastcross.training.experiment import Experiment, resume, run_name
 from fastcross.training.loop import Interrupted

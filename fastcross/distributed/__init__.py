@@ -1,6 +1,6 @@
 """Beyond one machine: TorchRec shards the embedding tables, DDP replicates the rest, torchrun restarts what dies.
 
-launch        what asks for several processes, and starting those of one machine
+torchrun      what asks for several processes, and starting those of one machine
 process_group rank, device, collectives; who prints when something fails
 sharding      an experiment's processes: where its model, optimiser and run folder come from
 model         a DCN from meta tensors to a sharded model and its optimiser

@@ -18,7 +18,7 @@ SHARDED = re.compile(r"model\.embedding\.tables\.\d+|optimizer\.parts\.1\.state\
 OTHERS = ("checksums.json", "metrics.csv", "result.json", "curves.png")
 
 
-def convert(run: Run, to: str, output: Path, sharding: str = "auto") -> list[str]:
+def convert_run(run: Run, to: str, output: Path, sharding: str = "auto") -> list[str]:
     """Write a copy of ``run`` whose checkpoints are "single" or "sharded"; returns their names."""
     plan = run.config
     if bool(plan.get("sharding")) == (to == "sharded"):

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fastcross.distributed.launch import restarts, under_torchrun
+from fastcross.distributed.torchrun import restarts, under_torchrun
 from fastcross.training.processes import Processes
 
 Group = TypeVar("Group", bound="ProcessGroup")

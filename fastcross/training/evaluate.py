@@ -36,7 +36,7 @@ def predict_batches(
         model.train(was_training)
 
 
-def predict(
+def predict_logits(
     model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False, progress: Progress | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Logits of all rows, and their labels if the batches have them; progress is told the rows of each batch."""
@@ -68,7 +68,7 @@ def evaluate(
     if not cache.sizes.get(part):
         raise ValueError(f"the cache {cache.path} has no rows in part {part!r}; its sizes are {cache.sizes}")
     batches = cache.batches(part, BATCH_SIZE, rank=processes.rank, world_size=processes.size)
-    logits, label = predict(model, batches, bf16=bf16, progress=progress)
+    logits, label = predict_logits(model, batches, bf16=bf16, progress=progress)
     assert label is not None, "a cache holds labels"
     logits, label = processes.gather(logits), processes.gather(label)
     if not logits.isfinite().all():

@@ -24,6 +24,7 @@ from fastcross.training.evaluate import evaluate, gains_from_bf16
 from fastcross.training.processes import ALONE, Processes
 from fastcross.training.run_folder import History, Run
 from fastcross.training.signals import stop_signals
+from fastcross.training.warm_up import compile_kernels
 
 
 class Interrupted(Exception):
@@ -87,6 +88,7 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, give the model its best weights, and return the result (what result.json holds)."""
+        compile_kernels(self.model)
         saved = mark = time.perf_counter()
         with stop_signals() as stop, self._progress() as bar:
             while not self.finished:
@@ -237,14 +239,9 @@ class Trainer:
 
     def _progress(self) -> tqdm:
         """Rows trained, throughput and time left; tqdm keeps quiet where standard error is not a terminal."""
-        return tqdm(
-            total=self.total_steps * self.rows_per_step,
-            initial=self.step * self.rows_per_step,
-            unit=" rows",
-            unit_scale=True,
-            dynamic_ncols=True,
-            disable=None if self.show else True,
-        )
+        total, done = self.total_steps * self.rows_per_step, self.step * self.rows_per_step
+        quiet = None if self.show else True
+        return tqdm(total=total, initial=done, unit=" rows", unit_scale=True, dynamic_ncols=True, disable=quiet)
 
 
 _COUNTERS = ("step", "best_step", "best_logloss", "stale", "decays", "seconds", "history")

@@ -19,7 +19,7 @@ from tests.distributed.helpers import (
 )
 
 pytest.importorskip("torchrec")
-from fastcross.distributed.convert import convert
+from fastcross.distributed.convert import convert_run
 from fastcross.distributed.sharding import join
 
 pytestmark = QUIET
@@ -62,7 +62,7 @@ def test_a_converted_run_goes_on_where_the_sharded_one_stopped(optimizer, cache,
     """One process each, TorchRec's first: half of an epoch, converted, then to the end on fastcross's own tables."""
     with join("cpu") as processes, pytest.raises(Interrupted, match="step 13 of 26"):
         experiment(cache, optimizer=optimizer).run(tmp_path / "sharded", show=interrupt, processes=processes)
-    assert convert(Run(tmp_path / "sharded"), "single", tmp_path / "single") == ["best", "last"]
+    assert convert_run(Run(tmp_path / "sharded"), "single", tmp_path / "single") == ["best", "last"]
     resume(tmp_path / "single")
     experiment(cache, sharded=False, optimizer=optimizer).run(tmp_path / "whole")
     assert_same_curve(curve(tmp_path / "single", "validation_ece"), curve(tmp_path / "whole", "validation_ece"))

@@ -11,7 +11,7 @@ from fastcross.data.generate import write_click_log
 from fastcross.models import MODELS
 from fastcross.training import checkpoint
 from fastcross.training.config import TrainingConfig
-from fastcross.training.evaluate import evaluate, gains_from_bf16, predict
+from fastcross.training.evaluate import evaluate, gains_from_bf16, predict_logits
 from fastcross.training.loop import Trainer
 from fastcross.training.run_folder import Run
 from tests.training.helpers import assert_same_weights, small_dcn, weights
@@ -116,11 +116,11 @@ def test_bf16_is_off_on_a_cpu_and_runs_when_asked_for(cache):
 
 def test_predict_leaves_the_mode_and_needs_rows(cache):
     model = small_dcn(cache).train()
-    logits, label = predict(model, cache.batches("test", 64))
+    logits, label = predict_logits(model, cache.batches("test", 64))
     assert model.training
     assert len(logits) == len(label) == cache.sizes["test"]
     with pytest.raises(ValueError, match="0 rows"):
-        predict(model, [])
+        predict_logits(model, [])
 
 
 def test_every_model_trains_and_dcn_finds_the_planted_crosses(tmp_path):

@@ -10,7 +10,7 @@ import torch
 
 from fastcross.data import DataError, prepare, read_for_prediction
 from fastcross.training import Dataset, Experiment, TrainingConfig, load_model, resume
-from fastcross.training.evaluate import evaluate, predict
+from fastcross.training.evaluate import evaluate, predict_logits
 from fastcross.training.loop import Interrupted
 
 CITIES = ("Bern", "Rome", "Delft", "Oslo", "Kyoto", "Graz")
@@ -36,7 +36,7 @@ def experiment(path, cache, **training):
 
 def logits(run, path):
     trained = load_model(run, "cpu")
-    return predict(trained.model, read_for_prediction(path, trained.encoder))[0]
+    return predict_logits(trained.model, read_for_prediction(path, trained.encoder))[0]
 
 
 def test_a_moved_run_predicts_without_its_cache(tmp_path):
