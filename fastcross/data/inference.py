@@ -26,6 +26,7 @@ class Sample:
     whole: bool  # all rows are in it
     unit: str  # what a place in the file is counted in: "line" or "row"
     find: Callable[[str, str], int | None]  # column, value -> the first place that has it
+    where: str  # in words, for the report
 
 
 @dataclass(frozen=True)

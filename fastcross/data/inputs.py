@@ -14,6 +14,13 @@ from fastcross.data.formats.lines import open_binary
 from fastcross.data.formats.table import Table
 from fastcross.data.parallel import map_in_order
 
+COMPRESSED = {
+    b"BZh": "bzip2",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\xfd7zXZ": "xz",
+    b"PK\x03\x04": "zip",
+    b"\x04\x22\x4d\x18": "lz4",
+}
 Source = str | PathLike[str] | Iterable[str | PathLike[str]]
 
 
@@ -31,9 +38,14 @@ def resolve_paths(source: Source) -> list[Path]:
     for path in paths:
         if path.is_dir():
             raise DataError(f"{path}: a folder; name its files, for example {path}/*")
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path}: not a file on disk; it is read more than once, so write it to one first")
         with open_binary(path) as file:
-            if not file.read(1):
-                raise DataError(f"{path}: the file is empty")
+            start = file.read(6)
+        if not start:
+            raise DataError(f"{path}: the file is empty")
+        if other := next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None):
+            raise DataError(f"{path}: compressed with {other}; text is read plain or with gzip")
     return paths
 
 

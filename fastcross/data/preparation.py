@@ -111,7 +111,9 @@ def prepare(
         check_both(counts[0], table.columns.classes or (), label, " of the training part")
         report("count", 0, 1)
         categorical, bags = fit_ids(spool, part, min_frequency, hash_buckets)
-        encoder = Encoder(format, table.columns, fit_standardisation(spool, part), categorical, bags)
+        # Rows to predict need no time: it only divided these.
+        columns_of_rows = replace(table.columns, time=None, time_as="number")
+        encoder = Encoder(format, columns_of_rows, fit_standardisation(spool, part), categorical, bags)
         files = write_parts(spool, part, encoder.standardise, folder, report)
         shutil.rmtree(spool.folder)
         encoder.save(folder / "encoder")
@@ -126,6 +128,7 @@ def prepare(
             "sizes": dict(zip(PARTS, np.bincount(part, minlength=3).tolist(), strict=True)),
             "label": {"column": label, "classes": encoder.classes, "rows": counts.tolist()},
             "findings": [finding.to_dict() for finding in table.findings],
+            "looked_at": table.looked_at,
             "split": division.describe(table.columns.time),
             "skipped": {"rows": len(problems), "examples": problems.examples, "truncated": problems.truncated},
             "seconds": round(time.time() - started, 3),

@@ -22,7 +22,7 @@ def _lines(manifest: dict[str, Any]) -> Iterator[str]:
         sizes = dict(zip(schema["categorical_names"], schema["cardinalities"], strict=True))
         sizes |= dict(zip(schema["bag_names"], schema["bag_cardinalities"], strict=True))
         width = max(len(found["column"]) for found in findings)
-        yield "columns:"
+        yield f"columns, by {manifest['looked_at']}:"
         for found in findings:
             ids = f" ({sizes[found['column']]:,} ids)" if found["column"] in sizes else ""
             yield f"  {found['column']:{width}}  {found['kind']:12} {found['why']}{ids}"

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import os
 from functools import partial
 
 import numpy as np
@@ -148,6 +149,17 @@ def test_what_is_no_table(tmp_path, content, message):
     (tmp_path / "t.csv").write_bytes(content)
     with pytest.raises(DataError, match=message):
         prepare(tmp_path / "t.csv", tmp_path / "c")
+
+
+def test_files_that_cannot_be_read_twice_or_at_all(tmp_path):
+    os.mkfifo(tmp_path / "pipe.csv")
+    for magic, name in ((b"\x28\xb5\x2f\xfd", "zstd"), (b"BZh91AY", "bzip2"), (b"PK\x03\x04", "zip")):
+        (tmp_path / "t.csv").write_bytes(magic + bytes(100))
+        with pytest.raises(DataError, match=rf"t\.csv: compressed with {name}; text is read plain or with gzip"):
+            prepare(tmp_path / "t.csv", tmp_path / "c")
+    for path in (tmp_path / "pipe.csv", "/dev/null"):
+        with pytest.raises(DataError, match="not a file on disk"):
+            prepare(path, tmp_path / "c")
 
 
 @pytest.mark.parametrize("content", [np.random.default_rng(0).bytes(5000), b"PAR1", b"PAR1" * 10])

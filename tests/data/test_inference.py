@@ -1,6 +1,7 @@
 """What columns are taken for, and why it is said."""
 
 import datetime
+import re
 
 import numpy as np
 import pytest
@@ -149,6 +150,7 @@ def test_the_sample_is_from_all_over_the_file(tmp_path, monkeypatch):
     path = write(tmp_path / "t.csv", {"x": lambda i: i % 9 if i < 600 else i + 0.25, "z": lambda i: i % 5})
     cache = prepare(path, tmp_path / "c")
     assert cache.schema.dense_names == ("x",), "the beginning alone has few integers"
+    assert re.search(r"columns, by [\d,]+ rows from all over t\.csv:", cache.report)
     path = write(tmp_path / "t.csv", {"x": lambda i: i + 0.5 if i < 2900 else "word", "z": lambda i: i % 5})
     cache = prepare(path, tmp_path / "c")
     assert cache.schema.categorical_names == ("x", "z")
@@ -234,6 +236,7 @@ def test_the_report_says_what_and_why(tmp_path):
     ids = popular_ids(N, 100)
     columns = {"user": lambda i: ids[i], "city": lambda i: "abc"[i % 3], "row": lambda i: i}
     report = prepare(write(tmp_path / "t.csv", columns), tmp_path / "c").report
+    assert "columns, by all 3,000 rows of t.csv:" in report
     assert "user  categorical  integers as frequent as ids are: 100 different in 3,000" in report
     assert "city  categorical  text, 3 different (4 ids)" in report
     assert "row   dropped      another value in every row" in report

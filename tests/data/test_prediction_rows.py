@@ -138,6 +138,10 @@ def test_split_by_a_time_column(tmp_path, kind):
     assert "by column ts" in cache.report
     assert "ts" not in cache.schema.dense_names
     assert cache.schema.categorical_names == (() if kind == "numbers" else ("ts.hour", "ts.weekday"))
+    if kind == "numbers":  # rows to predict need no time
+        (tmp_path / "new.csv").write_text("y,x\n1,0.5\n")
+        (new,) = read_for_prediction(tmp_path / "new.csv", cache, labelled=True)
+        assert new.dense.tolist() == [[0.5]]
     without = prepare(path, tmp_path / "d", split="time", columns={"transform": "none"})
     assert "ts" in without.schema.dense_names or "ts.hour" in without.schema.categorical_names
 

@@ -25,8 +25,9 @@ class Csv:
 
     def open(self, path: Path, columns: Columns | None) -> TextTable:
         dialect = read_dialect(path)
-        completed, findings = complete(columns or Columns(), sample_text(path, dialect))
-        return TextTable(dialect, completed, findings=findings)
+        sample = sample_text(path, dialect)
+        completed, findings = complete(columns or Columns(), sample)
+        return TextTable(dialect, completed, findings=findings, looked_at=sample.where)
 
     def open_for_prediction(self, path: Path, columns: Columns, labelled: bool, carry: str | None) -> TextTable:
         dialect = read_dialect(path)

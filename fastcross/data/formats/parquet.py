@@ -25,6 +25,7 @@ class ParquetTable:
     labelled: bool = True
     carry: str | None = None
     findings: tuple[Finding, ...] = ()
+    looked_at: str = ""
 
     def chunks(self, path: Path, problems: Problems) -> Iterator[tuple[tuple[int, pa.Table], int]]:
         names = self.columns.read(self.labelled, self.carry)
@@ -66,8 +67,9 @@ class Parquet:
         return head.start.startswith(b"PAR1") or head.path.suffix.lower() in (".parquet", ".pq")
 
     def open(self, path: Path, columns: Columns | None) -> ParquetTable:
-        completed, findings = complete(columns or Columns(), sample_parquet(path))
-        return ParquetTable(completed, findings=findings)
+        sample = sample_parquet(path)
+        completed, findings = complete(columns or Columns(), sample)
+        return ParquetTable(completed, findings=findings, looked_at=sample.where)
 
     def open_for_prediction(self, path: Path, columns: Columns, labelled: bool, carry: str | None) -> ParquetTable:
         return ParquetTable(columns, labelled, carry)

@@ -43,7 +43,9 @@ def sample_text(path: Path, dialect: Dialect) -> Sample:
     def line_of(column: str, value: str) -> int | None:
         return _line_of(path, dialect, pieces, dialect.names.index(column), value)
 
-    return Sample(str(path), pa.concat_tables(tables), whole, "line", line_of)
+    table = pa.concat_tables(tables)
+    where = "all" if whole else "the first" if _is_gzip(path) else "all over the file"
+    return Sample(str(path), table, whole, "line", line_of, _where(table, where, path))
 
 
 def sample_parquet(path: Path) -> Sample:
@@ -76,7 +78,13 @@ def sample_parquet(path: Path) -> Sample:
         return None
 
     table = pa.concat_tables(pieces) if pieces else schema.empty_table()
-    return Sample(str(path), table, len(table) == rows, "row", row_of)
+    where = "all" if len(table) == rows else "all over the file"
+    return Sample(str(path), table, len(table) == rows, "row", row_of, _where(table, where, path))
+
+
+def _where(table: pa.Table, where: str, path: Path) -> str:
+    rows = f"{len(table):,} rows"
+    return f"{rows} from all over {path.name}" if where == "all over the file" else f"{where} {rows} of {path.name}"
 
 
 def _pieces(path: Path, dialect: Dialect) -> Iterator[tuple[int, bytes]]:

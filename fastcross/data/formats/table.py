@@ -50,6 +50,10 @@ class Table(Protocol):
     def findings(self) -> tuple[Finding, ...]:
         """What was found out about the columns, for the report; empty where the format fixes them."""
 
+    @property
+    def looked_at(self) -> str:
+        """The rows that it was found out from, in words."""
+
     def chunks(self, path: Path, problems: Problems) -> Iterator[tuple[Any, int]]:
         """The raw chunks of a file, and how many bytes of it are read so far."""
 

@@ -50,6 +50,7 @@ class TextTable:
     labelled: bool = True
     carry: str | None = None
     findings: tuple[Finding, ...] = ()
+    looked_at: str = ""
 
     def chunks(self, path: Path, problems: Problems) -> Iterator[tuple[LineBlock, int]]:
         at_start = bool(self.dialect.first_line)
