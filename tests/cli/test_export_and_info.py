@@ -33,7 +33,7 @@ def test_info(run, cache, capsys):
     assert main(["info", str(run)]) == 0
     printed = capsys.readouterr().out
     assert "dcn, finished" in printed
-    assert "strongest crosses: " in printed
+    assert "strongest crosses (standard deviation in the logit): " in printed
     assert main(["info", str(cache)]) == 0
     assert "made from clicks.txt" in capsys.readouterr().out
 
