@@ -32,13 +32,15 @@ def _find(path: str, fallback: Any) -> Any:
 
 _transforms_are_active: Callable[[], bool] = _find("_C._are_functorch_transforms_active", _cautious)
 _dispatch_modes: Callable[[], int] = _find("_C._len_torch_dispatch_stack", _cautious)
-_has_base_apply: bool = _find("_C._FunctionBase.apply", None) is not None
+_has_level = _find("autograd.forward_ad._current_level", None) is not None
+_has_profiler_flag = _find("autograd.profiler._is_profiler_enabled", None) is not None
+_has_base_apply = _find("_C._FunctionBase.apply", None) is not None
 _TRACED = "torch._subclasses."  # the modules of the subclasses in which PyTorch traces operators
 
 
 def is_transformed() -> bool:
     """Whether a functorch transform (vmap, grad, ...) is at work or a level of forward-mode differentiation open."""
-    return _transforms_are_active() or getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
+    return _transforms_are_active() or not _has_level or torch.autograd.forward_ad._current_level >= 0
 
 
 def is_quiet() -> bool:
@@ -48,7 +50,8 @@ def is_quiet() -> bool:
         or is_transformed()
         or _dispatch_modes()
         or torch.jit.is_tracing()
-        or getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
+        or not _has_profiler_flag
+        or torch.autograd.profiler._is_profiler_enabled
     )
 
 
