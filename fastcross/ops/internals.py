@@ -66,6 +66,27 @@ def is_plain(t: Tensor | None) -> bool:
         return False
 
 
+def are_alike(x0: Tensor, *others: Tensor | None) -> bool:
+    """Whether a call is as usual: all is quiet, and the operands are plain, of one floating dtype, on one device.
+
+    The same could be asked of each in turn; in one go it takes half a microsecond instead of two.
+    """
+    try:
+        dtype, device = x0.dtype, x0.device
+        for t in (x0, *others):
+            if t is not None and (
+                type(t) not in _PLAIN_TYPES
+                or t.dtype is not dtype
+                or t.device != device
+                or t.is_neg()
+                or t.data_ptr() == 0
+            ):
+                return False
+        return dtype.is_floating_point and is_quiet()
+    except (AttributeError, RuntimeError):  # no tensor, or without storage
+        return False
+
+
 def is_foreign(t: Tensor | None) -> bool:
     """Whether PyTorch's own operators have a rule for ``t`` that an opaque operator has not.
 
