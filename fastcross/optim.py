@@ -191,7 +191,7 @@ def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 def scale_gradients(values: list[Tensor], norm: Tensor, max_norm: float) -> None:
     """Multiplies gradients of this norm by min(1, max_norm / norm)."""
-    if max_norm < float("inf"):
+    if values and max_norm < float("inf"):
         # Without a look at the norm, which would wait for the device; min(1, …) leaves small gradients as they are.
         # Gradients that are not finite stay as they are, so that a caller can still find the first of them.
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).nan_to_num(nan=1.0)

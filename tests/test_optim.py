@@ -96,3 +96,8 @@ def test_gradient_in_grad_is_marked_coalesced_again():
     assert stack.tables[1].grad.is_coalesced()
     assert stack.tables[1].grad.values().data_ptr() == values.data_ptr()  # nothing was sorted or copied
     assert stack.tables[1].grad.indices().tolist() == [[5, 7]]
+
+
+def test_clipping_without_gradients():
+    """As torch.nn.utils.clip_grad_norm_ answers for a model that has none yet."""
+    assert optim.clip_grad_norm(EmbeddingStack([3], embedding_dim=2), 1.0) == 0

@@ -69,12 +69,16 @@ def verify(path: Path | str) -> None:
     """Raise CheckpointError unless the file is, to the last byte, what :func:`save` wrote."""
     path = Path(path)
     header, _ = _read_header(path)
-    metadata = json.loads(header)["__metadata__"]
-    if metadata.get("format") == UNCHECKED_FORMAT and "checksum" not in metadata:
+    try:
+        metadata = json.loads(header)["__metadata__"]
+        kind, expected = metadata.get("format"), metadata.get("checksum")
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is not a whole checkpoint: {_reason(error)}") from error
+    if kind == UNCHECKED_FORMAT and expected is None:
         return
-    if metadata.get("format") != FORMAT:
-        raise CheckpointError(f"{path} has format {metadata.get('format')!r}; expected {FORMAT!r}")
-    expected, found = metadata["checksum"], _digest(path, header)
+    if kind != FORMAT:
+        raise CheckpointError(f"{path} has format {kind!r}; expected {FORMAT!r}")
+    found = _digest(path, header)
     if expected != found:
         raise CheckpointError(
             f"{path} is not a whole checkpoint: its checksum is {found[:12]}, expected {str(expected)[:12]}"

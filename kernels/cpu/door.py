@@ -40,7 +40,8 @@ def address_of_rows(name: str, t: Tensor, dtype: torch.dtype, shape: tuple[int, 
     ):
         raise _refusal(name, t, dtype, shape, "rows")
     stride, step = t.stride()
-    if (step != 1 and shape[1] > 1) or not ((pointer := t.data_ptr()) or t.numel() == 0):
+    # PyTorch calls a tensor without rows contiguous whatever its strides are.
+    if (step != 1 and shape[1] > 1 and shape[0] > 0) or not ((pointer := t.data_ptr()) or t.numel() == 0):
         raise _refusal(name, t, dtype, shape, "rows with unit column stride")
     return pointer, stride
 

@@ -109,3 +109,17 @@ def test_results_share_no_memory(operator, dtype):
     assert len({t.untyped_storage().data_ptr() for t in (*results, *tensors)}) == len(results) + len(tensors)
     for grad in grads[1:]:
         assert grad.untyped_storage().nbytes() == grad.nbytes
+
+
+@pytest.mark.parametrize("operator", ["cross_layer", "cross_network", "cross_logits"])
+def test_no_rows_whatever_their_strides(operator):
+    """PyTorch calls a tensor without elements contiguous, and makes no copy of it."""
+    w = torch.randn(3, 5, requires_grad=True)
+    for x0 in (torch.randn(0, 10)[:, ::2], torch.randn(5, 0).T, torch.randn(0, 1).expand(0, 5)):
+        x0 = x0.detach().requires_grad_()
+        arguments = {"cross_layer": (x0, w[0], w[1]), "cross_network": (w, w), "cross_logits": (w, w, w)}[operator]
+        y = getattr(fastcross, operator)(x0, *arguments, backend="numba")
+        y.backward(torch.ones(()).expand(y.shape))
+        assert y.shape == (0, 3 if operator == "cross_logits" else 5)
+        assert x0.grad.shape == (0, 5)
+        assert (w.grad == 0).all()

@@ -198,3 +198,15 @@ def test_killed_while_writing_the_file_is_whole(tmp_path):
     state = checkpoint.load(path)
     assert state["n"] >= written
     assert torch.equal(state["w"], torch.full((300_000,), float(state["n"])))
+
+
+def test_verify_names_the_file_whatever_byte_of_its_header_changed(tmp_path):
+    """As a resumed run verifies its best model without loading it."""
+    path = tmp_path / "state.safetensors"
+    checkpoint.save(path, {"step": 3, "w": torch.ones(2)})
+    whole = path.read_bytes()
+    checkpoint.verify(path)
+    for position in range(8 + int.from_bytes(whole[:8], "little")):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 2]) + whole[position + 1 :])
+        with pytest.raises(checkpoint.CheckpointError, match=r"state\.safetensors"):
+            checkpoint.verify(path)
