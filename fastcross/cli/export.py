@@ -18,7 +18,9 @@ def export(args: Namespace) -> int:
     schema = trained.schema
     dense = torch.zeros(2, len(schema.dense_names))
     categorical = torch.zeros(2, len(schema.cardinalities), dtype=torch.int64)
-    bags = tuple((torch.zeros(3, dtype=torch.int64), torch.tensor([0, 1])) for _ in schema.bag_names)
+    weighted = trained.encoder.columns.weights if schema.bag_names else {}
+    ids, offsets = torch.zeros(3, dtype=torch.int64), torch.tensor([0, 1])
+    bags = tuple((ids, offsets, torch.ones(3)) if name in weighted else (ids, offsets) for name in schema.bag_names)
     inputs = (dense, categorical, bags) if bags else (dense, categorical)
     export_model(trained.model, output, inputs, to=output.suffix[1:])
     show(f"exported: {output}; its inputs, for any batch size:")
@@ -27,6 +29,8 @@ def export(args: Namespace) -> int:
     for i, name in enumerate(schema.bag_names):  # as torch.export names them; a .pt2 takes ((values, offsets), …)
         show(f"  bags_{i}_0     int64   (values,)   the ids of {name}, row after row")
         show(f"  bags_{i}_1     int64   (batch,)    where the ids of {name} begin in each row")
+        if name in weighted:
+            show(f"  bags_{i}_2     float32 (values,)   the weights of {name}'s ids")
     return 0
 
 

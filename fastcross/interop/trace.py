@@ -23,6 +23,8 @@ def trace(model: nn.Module, example_inputs: Any) -> torch.export.ExportedProgram
         inputs = pytree.tree_map_only(Tensor, lambda x: torch.cat((x, x)) if x.dim() and len(x) == 1 else x, inputs)
         rows = 2
     inputs = _map(inputs, rows, lambda x: x, _with_two_values)
+    # Copies: torch.export would give two inputs that are the same tensor the same length ever after.
+    inputs = pytree.tree_map_only(Tensor, torch.clone, inputs)
     shapes = first_dimensions(inputs, batch=torch.export.Dim("batch", min=1), other=torch.export.Dim.DYNAMIC)
     with _evaluating(model), torch.no_grad():
         return torch.export.export(model, inputs, dynamic_shapes=shapes)

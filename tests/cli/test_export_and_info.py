@@ -42,9 +42,14 @@ def test_export_names_every_input(capsys):
     """Multi-valued columns come as two inputs each; what is printed is what the file asks for."""
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
-    rows = [f"{i % 2},{i % 7}.5,{'|'.join('abcd'[: i % 5])},{'xyz'[i % 3]}" for i in range(400)]
-    Path("log.csv").write_text("\n".join(["label,price,genres,shop", *rows]) + "\n")
-    columns = {"label": "label", "dense": ["price"], "categorical": ["shop"], "bags": ["genres"]}
+    rows = []
+    for i in range(400):
+        tags = "abc"[: i % 4]
+        weights = "|".join(str(j + 0.5) for j in range(len(tags)))
+        rows.append(f"{i % 2},{i % 7}.5,{'|'.join('abcd'[: i % 5])},{'xyz'[i % 3]},{'|'.join(tags)},{weights}")
+    Path("log.csv").write_text("\n".join(["label,price,genres,shop,tags,weight", *rows]) + "\n")
+    columns = {"label": "label", "dense": ["price"], "categorical": ["shop"], "bags": ["genres", "tags"]}
+    columns["weights"] = {"tags": "weight"}
     Path("columns.json").write_text(json.dumps(columns))
     assert main(["prepare", "log.csv", "--columns", "columns.json", "--cache", "cache"]) == 0
     assert main(["train", "--data", "cache", "--run", "run", *SMALL]) == 0
@@ -55,9 +60,11 @@ def test_export_names_every_input(capsys):
     for entry in session.get_inputs():
         assert f"  {entry.name} " in printed
     assert "the ids of genres" in printed
+    assert "the weights of tags's ids" in printed
     batch = next(Cache.open("cache").batches("test", 20))
     inputs = {"dense": batch.dense, "categorical": batch.categorical}
     inputs |= {"bags_0_0": batch.bags[0].values, "bags_0_1": batch.bags[0].offsets}
+    inputs |= {"bags_1_0": batch.bags[1].values, "bags_1_1": batch.bags[1].offsets, "bags_1_2": batch.bags[1].weights}
     (found,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
     expected = load_model("run").model(batch.dense, batch.categorical, batch.bags).detach()
     torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-5, atol=1e-6)

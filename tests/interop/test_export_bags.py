@@ -92,6 +92,15 @@ def test_whatever_the_example_holds(example, weighted):
         torch.testing.assert_close(program(*given), model(*given))
 
 
+def test_one_example_for_two_bags():
+    """The same tensors twice do not tie the bags together."""
+    model = dcn("mean")
+    example = bag(2, 3, False)
+    program = trace(model, (torch.randn(2, 2), torch.zeros(2, 1, dtype=torch.int64), (example, example))).module()
+    given = batch(4, 7, False)
+    torch.testing.assert_close(program(*given), model(*given))
+
+
 def test_package(tmp_path):
     model = dcn("mean")
     path = export(model, tmp_path / "dcn.pt2", batch(3, 3, True))

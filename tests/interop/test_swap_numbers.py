@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from accuracy import assert_as_good
 from peer_modules import cross, deepctr, outputs_and_gradients, peer_path, randomise, torchrec
 
 import fastcross
@@ -25,7 +24,13 @@ def test_outputs_and_gradients(build, shape, dtype):
     ours = outputs_and_gradients(peer, x, dy)
     for name, value in exact.items():
         assert ours[name].dtype == theirs[name].dtype
-        assert_as_good(ours[name], theirs[name], value, name)
+        assert ours[name].shape == theirs[name].shape
+        if value.numel() == 0:
+            continue
+        error, allowed = ((result[name].double() - value).abs().max() for result in (ours, theirs))
+        # A few roundings, for where the package happens to be exact; in float64 its own result is the measure.
+        atol = (1e-12 if dtype == torch.float64 else 4 * torch.finfo(dtype).eps) * value.abs().max()
+        assert error <= 2 * allowed + atol, f"{name}: {error:.3g} against {allowed:.3g}"
 
 
 def test_it_is_the_operator_that_runs(build, monkeypatch):
