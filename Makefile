@@ -5,11 +5,12 @@ BIN := $(VENV)/bin
 FLOORS := .venv-floors
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test lint floors bench report bench-check static clean
+.PHONY: help demo test fuzz lint floors bench report bench-check static clean
 
 help:
 	@echo "make demo         train DCN and a DNN on a generated click log, beside the best possible logloss"
 	@echo "make test         lint, types and all tests"
+	@echo "make fuzz         five minutes of hostile use at random: operators, swaps, damaged files, kills"
 	@echo "make floors       a smoke set with the oldest versions that pyproject.toml admits, in .venv-floors"
 	@echo "make bench        three runs of the benchmarks, against the peers' own packages, into benchmarks/results/"
 	@echo "make report       tables and figures of these runs, into README.md and docs/"
@@ -21,6 +22,9 @@ demo: $(VENV)/.user
 
 test: $(VENV)/.developer lint
 	$(BIN)/python -m pytest
+
+fuzz: $(VENV)/.developer
+	$(BIN)/python tests/fuzz --minutes $(or $(MINUTES),5)
 
 lint: $(VENV)/.developer
 	$(BIN)/ruff check .

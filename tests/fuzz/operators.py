@@ -1,0 +1,130 @@
+"""The operators with random shapes, dtypes, strides and backends, output and every gradient, against the reference."""
+
+import torch
+from fuzz import draw, rule
+
+import fastcross
+from fastcross import reference
+
+OPERATORS = ("cross_layer", "cross_network", "cross_logits")
+
+
+def case(number, folder):
+    rng = draw.start(number)
+    if rng.random() < 0.05:
+        return invalid(rng)
+    if rng.random() < 0.02:
+        torch.set_num_threads(rng.randint(1, 4))
+    name, dtype = rng.choice(OPERATORS), draw.dtype(rng)
+    operands = draw_operands(rng, name, dtype)
+    backends = ("auto", "numba", "torch") if dtype in (torch.float32, torch.float64) else ("auto", "torch")
+    same = len({operand.base.dtype for operand in operands if operand is not None}) == 1
+    backend = rng.choice((*backends, *backends, *(("reference",) if same else ())))
+    with torch.random.fork_rng():
+        fill = rng.random() < 0.5  # what a kernel forgets to write shows as NaN
+        torch.use_deterministic_algorithms(fill)
+        try:
+            check(rng, name, operands, backend)
+        finally:
+            torch.use_deterministic_algorithms(False)
+    return f"{name} {backend}"
+
+
+def draw_operands(rng, name, dtype):
+    """x0 [, x], weight, bias [, head], each with a layout, a dtype and a need of a gradient of its own."""
+    lead, d = draw.leading(rng), draw.features(rng)
+    if rng.random() < 0.01:
+        lead, d = (rng.randint(500, 3000),), rng.choice((429, 1000, 1026))
+    layers = 1 if name == "cross_layer" else rng.choice((1, 1, 2, 3, rng.randint(1, 9), rng.randint(1, 33)))
+
+    def parameter(*shape, scale):
+        kind = dtype if rng.random() < 0.8 else draw.dtype(rng)
+        return draw.Operand(rng, shape, kind, scale)
+
+    x = [draw.Operand(rng, (*lead, d), dtype) for _ in range(2 if name == "cross_layer" else 1)]
+    many = () if name == "cross_layer" else (layers,)
+    weight = parameter(*many, d, scale=(d * layers) ** -0.5)
+    bias = None if rng.random() < 0.3 else parameter(*many, d, scale=0.3)
+    head = [parameter(rng.choice((1, 2, rng.randint(1, 20))), d, scale=d**-0.5)] if name == "cross_logits" else []
+    return [*x, weight, bias, *head]
+
+
+def check(rng, name, operands, backend):
+    given = [operand for operand in operands if operand is not None]
+    leaves = [operand.leaf() for operand in given]
+    before = [leaf.detach().clone() for leaf in leaves]
+    mode = rng.choices((torch.enable_grad, torch.no_grad, torch.inference_mode), (8, 1, 1))[0]
+    with mode():
+        y = getattr(fastcross, name)(*views(operands, leaves), backend=backend)
+    dy = draw.cotangent(rng, y)
+    differentiable = mode is torch.enable_grad and any(operand.needs_grad for operand in given)
+    if y.requires_grad != differentiable:
+        raise AssertionError(f"requires_grad is {y.requires_grad}, and should be {differentiable}")
+    again = rng.random() < 0.2
+    found = [y.detach(), *gradients(y, leaves, dy, retain=again)] if differentiable else [y.detach()]
+    if again and differentiable:
+        repeated = gradients(y, leaves, dy)
+        if not all(a is b is None or torch.equal(a, b) for a, b in zip(found[1:], repeated, strict=True)):
+            raise AssertionError("a second backward pass gives other bits")
+    for leaf, kept in zip(leaves, before, strict=True):
+        if not torch.equal(leaf.detach(), kept):
+            raise AssertionError("an operand was written to")
+    x0_dtype = given[0].base.dtype
+    eager = results(name, operands, lambda base: base, dy, differentiable, x0_dtype)
+    exact = results(name, operands, lambda base: base.double(), dy.double(), differentiable)
+    size = results(name, operands, lambda base: base.double().abs(), dy.double().abs(), differentiable)
+    rule.compare(found, eager, exact, size, ["y", *(f"gradient {i}" for i in range(len(given)))][: len(found)])
+
+
+def views(operands, leaves):
+    """The operands as views of these leaves, None where there is none."""
+    remaining = iter(leaves)
+    return [None if operand is None else operand.view(next(remaining)) for operand in operands]
+
+
+def gradients(y, leaves, dy, retain=False):
+    needed = [leaf for leaf in leaves if leaf.requires_grad]
+    found = iter(torch.autograd.grad(y, needed, dy, retain_graph=retain))
+    return [next(found) if leaf.requires_grad else None for leaf in leaves]
+
+
+def results(name, operands, convert, dy, differentiable, compute=None):
+    """The reference's output and gradients, of converted bases; parameters are cast to ``compute`` on the way."""
+    given = [operand for operand in operands if operand is not None]
+    leaves = [convert(operand.base.detach()).clone().requires_grad_(operand.needs_grad) for operand in given]
+    tensors = views(operands, leaves)
+    if compute is not None:
+        tensors = [None if t is None else t.to(compute) for t in tensors]
+    y = getattr(reference, name)(*tensors)
+    return [y.detach(), *gradients(y, leaves, dy)] if differentiable else [y.detach()]
+
+
+def invalid(rng):
+    """What does not fit is a ValueError or a TypeError that names both, never anything else and never an answer."""
+    d, layers = rng.randint(1, 9), rng.randint(1, 4)
+    x0, w, b = torch.randn(3, d), torch.randn(layers, d), torch.randn(layers, d)
+    head = torch.randn(2, d)
+    changes = {
+        "features": lambda: (x0, torch.randn(layers, d + 1), b, head),
+        "layers": lambda: (x0, w, torch.randn(layers + 1, d), head),
+        "no layers": lambda: (x0, w[:0], b[:0], head),
+        "a vector": lambda: (x0, w[0], b, head),
+        "integers": lambda: (x0.long(), w, b, head),
+        "complex": lambda: (x0.to(torch.complex64), w, b, head),
+        "integer weights": lambda: (x0, w.long(), b, head),
+        "a number": lambda: (torch.tensor(1.0), w, b, head),
+        "a list": lambda: (x0.tolist(), w, b, head),
+        "no weight": lambda: (x0, None, b, head),
+        "head": lambda: (x0, w, b, torch.randn(2, d + 1)),
+        "meta": lambda: (x0, w.to("meta"), b, head),
+    }
+    name, operator = rng.choice(list(changes)), rng.choice(("cross_network", "cross_logits"))
+    operands = changes[name]() if operator == "cross_logits" or name != "head" else changes["layers"]()
+    backend = rng.choice(("auto", "numba", "torch", "reference"))
+    try:
+        y = getattr(fastcross, operator)(*operands[: 4 if operator == "cross_logits" else 3], backend=backend)
+    except (ValueError, TypeError) as error:
+        if len(str(error)) < 10:
+            raise AssertionError(f"{name}: an error that says nothing: {error!r}") from error
+        return f"invalid {operator}"
+    raise AssertionError(f"{name}: no error, but {tuple(y.shape)}")
