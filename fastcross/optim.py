@@ -13,10 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fastcross.gradients import Rows, clip, clip_grad_norm, gradients, is_like, kind, rows_of
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.ops import backends
 
-Rows = tuple[Tensor, Tensor]  # of a gradient: distinct rows, ascending, and what each of them gets
+__all__ = ["Optimizer", "RowAdam", "RowSGD", "clip_grad_norm", "configure"]
 
 
 def configure(model: nn.Module, lr: float = 0.001, name: str = "adam") -> "Optimizer":
@@ -32,11 +33,11 @@ def configure(model: nn.Module, lr: float = 0.001, name: str = "adam") -> "Optim
     stacks = [module for module in model.modules() if isinstance(module, EmbeddingStack)]
     tables = {table: None for stack in stacks for table in stack.tables if table.requires_grad}
     layers = [p for p in model.parameters() if p.requires_grad and p not in tables]
-    kind = torch.optim.Adam if name == "adam" else torch.optim.SGD
+    usual = torch.optim.Adam if name == "adam" else torch.optim.SGD
     rows = RowAdam if name == "adam" else RowSGD
     parts: list[torch.optim.Optimizer] = []
     if layers:
-        parts.append(kind(layers, lr=lr, fused=all(p.is_floating_point() for p in layers)))
+        parts.append(usual(layers, lr=lr, fused=all(p.is_floating_point() for p in layers)))
     if tables:
         parts.append(rows(list(tables), lr=lr))
     if not parts:
@@ -66,7 +67,7 @@ class Optimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """As :func:`clip_grad_norm`, over all parameters of this optimiser."""
-        return _clip(gradients(p for group in self.param_groups for p in group["params"]), max_norm)
+        return clip(gradients(p for group in self.param_groups for p in group["params"]), max_norm)
 
     def state_dict(self) -> dict[str, Any]:
         return {"parts": [part.state_dict() for part in self.parts]}
@@ -124,9 +125,9 @@ class RowAdam(torch.optim.Optimizer):
             state["exp_avg"], state["exp_avg_sq"] = _zeros(table), _zeros(table)
         for name in ("exp_avg", "exp_avg_sq"):
             moment = state.get(name)
-            if not isinstance(moment, Tensor) or _kind(moment) != _kind(table):
+            if not isinstance(moment, Tensor) or not is_like(moment, table):
                 raise ValueError(
-                    f"{name} must be like its table, {_kind(table)}; got {_kind(moment)}: "
+                    f"{name} must be like its table, {kind(table)}; got {kind(moment)}: "
                     "a table that was replaced needs a new optimiser"
                 )
             state[name] = moment.contiguous()  # an expanded one has less memory than rows
@@ -163,90 +164,11 @@ class RowSGD(torch.optim.Optimizer):
         return loss
 
 
-@torch.no_grad()
-def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
-    """Scales all gradients so that their global norm is at most ``max_norm``; returns the norm before.
-
-    A table's gradient counts once per row, after the sum over the examples that share the row.
-    """
-    return _clip(gradients(model.parameters()), max_norm)
-
-
-def _clip(values: list[Tensor], max_norm: float) -> Tensor:
-    norm = nn.utils.get_total_norm(values)
-    scale_gradients(values, norm, max_norm)
-    return norm
-
-
-def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """What the parameters' gradients hold; of sparse ones the values, one row for each distinct id."""
-    values = []
-    for parameter in parameters:
-        if parameter.grad is not None:
-            if parameter.grad.is_sparse:
-                parameter.grad = coalesced(parameter.grad)
-            values.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
-    return values
-
-
-def scale_gradients(values: list[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Multiplies gradients of this norm by min(1, max_norm / norm)."""
-    if values and max_norm < float("inf"):
-        # Without a look at the norm, which would wait for the device; min(1, …) leaves small gradients as they are.
-        # Gradients that are not finite stay as they are, so that a caller can still find the first of them.
-        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).nan_to_num(nan=1.0)
-        torch._foreach_mul_(values, factor)
-
-
-def coalesced(gradient: Tensor) -> Tensor:
-    """A sparse gradient with each row once, in ascending order.
-
-    PyTorch forgets that a gradient is coalesced when it puts it into ``.grad``, and would sort it again; a look at the
-    rows is all that most need.
-    """
-    rows = gradient._indices()
-    if gradient.sparse_dim() != 1 or rows.device.type != "cpu":
-        return gradient.coalesce()
-    numbers = rows[0].numpy()
-    if bool((numbers[1:] > numbers[:-1]).all()):
-        return gradient if gradient.is_coalesced() else _sparse(gradient, is_coalesced=True)
-    return _sparse(gradient, is_coalesced=False).coalesce()
-
-
-def _sparse(gradient: Tensor, is_coalesced: bool) -> Tensor:
-    contents = gradient._indices(), gradient._values(), gradient.shape
-    return torch.sparse_coo_tensor(*contents, check_invariants=False, is_coalesced=is_coalesced)
-
-
 def _with_rows(parameters: list[Tensor]) -> tuple[list[Tensor], list[Rows]]:
     """The tables whose gradients have rows, and these."""
-    found = [(table, _rows(table)) for table in parameters if table.grad is not None]
+    found = [(table, rows_of(table)) for table in parameters if table.grad is not None]
     found = [(table, rows) for table, rows in found if len(rows[0])]
     return [table for table, _ in found], [rows for _, rows in found]
-
-
-def _rows(table: Tensor) -> Rows:
-    """What a table's gradient says, in its dtype, once it was seen to fit the table; a dense one has all rows."""
-    gradient: Any = table.grad
-    fits = gradient.shape == table.shape and gradient.device == table.device and table.dim() == 2
-    if not fits or gradient.layout not in (torch.strided, torch.sparse_coo):
-        raise ValueError(f"a gradient must be like its table, {_kind(table)}; got {_kind(gradient)}")
-    if not gradient.is_sparse:
-        return torch.arange(gradient.shape[0], device=gradient.device), gradient.to(table.dtype).contiguous()
-    if gradient.sparse_dim() != 1:
-        found = f"{gradient.sparse_dim()} of {_kind(table)}"
-        raise ValueError(f"a sparse gradient must have whole rows, one sparse dimension; got {found}")
-    gradient = coalesced(gradient)
-    rows, g = gradient._indices()[0].contiguous(), gradient._values().to(table.dtype).contiguous()
-    if len(rows) and rows.device.type == "cpu" and not 0 <= int(rows[0]) <= int(rows[-1]) < table.shape[0]:
-        bad = int(rows[0]) if rows[0] < 0 else int(rows[-1])
-        raise ValueError(f"a gradient must name rows 0 to {table.shape[0] - 1} of its table; got row {bad}")
-    return rows, g
-
-
-def _kind(value: Any) -> str:
-    """A tensor's shape, dtype and device, to be compared and shown."""
-    return f"{tuple(value.shape)} {value.dtype} on {value.device}" if isinstance(value, Tensor) else repr(value)
 
 
 def _zeros(table: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # From the ground up: a room may import those below it, never its neighbours or what stands above.
 FLOORS = (
-    ("_version", "extras", "files"),
-    ("batch", "kernels", "reference"),
+    ("_version", "extras", "fields", "files"),
+    ("batch", "gradients", "kernels", "reference"),
     ("ops",),
     ("layers",),
     ("data", "models", "optim", "polynomial"),

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fastcross import optim
+from fastcross.gradients import gradients
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.ops import backends
 
@@ -92,7 +93,7 @@ def test_gradient_in_grad_is_marked_coalesced_again():
     stack = make_stack()
     stack(torch.zeros(4, 2), torch.tensor([[1, 7, 2], [1, 5, 2], [0, 7, 2], [1, 7, 2]])).sum().backward()
     values = stack.tables[1].grad._values()
-    optim.gradients(stack.parameters())
+    gradients(stack.parameters())
     assert stack.tables[1].grad.is_coalesced()
     assert stack.tables[1].grad.values().data_ptr() == values.data_ptr()  # nothing was sorted or copied
     assert stack.tables[1].grad.indices().tolist() == [[5, 7]]

@@ -14,11 +14,13 @@ from fastcross.distributed.optim import FusedRows, ShardedOptimizer, ShardedRows
 from fastcross.distributed.process_group import ProcessGroup
 from fastcross.distributed.tables import EmbeddingTables, Sharder, cut, plan_sharding, table_name
 from fastcross.layers.embedding import EmbeddingStack
-from fastcross.models.dcn import DCN, Model
+from fastcross.models.base import Model
+from fastcross.models.baselines import DNN
+from fastcross.models.dcn import DCN
 from fastcross.training.config import TrainingConfig
 
 TABLES = "embedding.tables"  # their names in a DCN's state
-LAYERS = ("cross", "deep", "logits")  # the rest of it, in the order in which it is drawn
+LAYERS = ("cross", "deep", "logits")  # the rest of it, in the order in which it is drawn; a DNN has no cross
 CHUNK = 1 << 16  # rows of a table that are drawn at once; a multiple of 16, see _draw
 
 
@@ -28,11 +30,12 @@ class ShardedDCN(DistributedModelParallel):
     Its state has the names and shapes of a DCN's, with ShardedTensors for the tables.
     """
 
-    def __init__(self, model: DCN, processes: ProcessGroup, sharding: str, rows: int) -> None:
+    def __init__(self, model: DCN | DNN, processes: ProcessGroup, sharding: str, rows: int) -> None:
         synchronise(model)
         assert isinstance(model.embedding, EmbeddingTables)
         plan = plan_sharding(model, model.embedding, sharding, rows)
-        for name in LAYERS:
+        layers = [name for name in LAYERS if hasattr(model, name)]
+        for name in layers:
             getattr(model, name).to_empty(device="cpu")  # DDP moves them, once they are drawn as on one machine
         super().__init__(
             model,
@@ -42,7 +45,7 @@ class ShardedDCN(DistributedModelParallel):
             init_data_parallel=False,
             init_parameters=False,
         )
-        self.config = model.config
+        self.config, self.layers = model.config, layers
         self.dims = model.embedding.dims
 
     def loss(self, logits: Tensor, label: Tensor) -> Tensor:
@@ -57,14 +60,14 @@ class ShardedDCN(DistributedModelParallel):
         tables = {f"{TABLES}.{k}": cut(table, self.dims[k]) for k, table in enumerate(self.tables())}
         layers = {
             f"{name}.{key}": value
-            for name in LAYERS
+            for name in self.layers
             for key, value in getattr(self.module, name).state_dict(*args, **kwargs).items()
         }
         return tables | layers
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """The layers; the tables were read in place, into the shards that :meth:`state_dict` showed."""
-        for name in LAYERS:
+        for name in self.layers:
             own = {key.removeprefix(f"{name}."): v for key, v in state_dict.items() if key.startswith(f"{name}.")}
             getattr(self.module, name).load_state_dict(own)
 
@@ -73,7 +76,7 @@ class ShardedDCN(DistributedModelParallel):
         """Draw what a DCN on one machine would draw from the same seed, whatever the number of ranks."""
         for table, dim in zip(self.tables(), self.dims, strict=True):
             _draw(table, dim)
-        for name in LAYERS:
+        for name in self.layers:
             for part in getattr(self.module, name).modules():
                 if hasattr(part, "reset_parameters"):
                     part.reset_parameters()
@@ -93,7 +96,7 @@ def shard(
     """
     optimizer, lr, seed = config.optimizer, config.lr, config.seed
     rows = -(-config.batch_size // processes.size)
-    if not isinstance(model, DCN) or not isinstance(model.embedding, EmbeddingStack):
+    if not isinstance(model, DCN | DNN) or not isinstance(model.embedding, EmbeddingStack):
         raise ValueError(f"only the models dcn and dnn can be sharded; got {type(model).__name__}")
     if not model.embedding.dims:
         raise ValueError("there is no table to shard, for the data has no categorical columns; train in one process")

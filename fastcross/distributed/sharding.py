@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fastcross.distributed.process_group import ProcessGroup, local_device, start
-from fastcross.models.dcn import Model
+from fastcross.models.base import Model
 from fastcross.optim import Optimizer
 from fastcross.training.config import TrainingConfig
 from fastcross.training.run_folder import Run

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcross.batch import Batch
+from fastcross.layers.cross import CrossNetwork
 from fastcross.models.dcn import DCN
 from fastcross.ops.embedding import pooling_coefficients
 
@@ -40,6 +41,8 @@ class CrossLogit:
                 "a cross logit needs a logits layer that reads the cross network; "
                 f"got cross_layers = {model.config.cross_layers} and structure = {model.config.structure!r}"
             )
+        if not isinstance(model.cross, CrossNetwork):
+            raise ValueError(f"a cross logit is that of a CrossNetwork; got {type(model.cross).__name__}")
         if not 0 <= output < model.config.num_outputs:
             raise ValueError(f"output must be one of {model.config.num_outputs}, from 0; got {output}")
         self.embedding = model.embedding

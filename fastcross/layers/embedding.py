@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fastcross.batch import Bag
 from fastcross.ops import checks
-from fastcross.ops.embedding import Bags, as_bags, embedding_stack
+from fastcross.ops.embedding import Bags, embedding_stack
 
 
 def paper_dim(cardinality: int) -> int:
@@ -88,9 +88,9 @@ class EmbeddingStack(nn.Module):
 
     def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
         """(B, num_dense), (B, k) ids and a bag for each multi-valued feature -> x0, (B, d)."""
-        self.check(dense, categorical, as_bags(bags))
+        self._check_features(dense, categorical, bags)
         return embedding_stack(
-            dense if len(self.tables) else dense.to(torch.get_default_dtype()),
+            dense if self.cardinalities else dense.to(torch.get_default_dtype()),
             categorical,
             tuple(self.tables),
             bags,
@@ -100,14 +100,17 @@ class EmbeddingStack(nn.Module):
         )
 
     def check(self, dense: Tensor, categorical: Tensor, bags: Sequence[Bag]) -> None:
-        """Raises where the batch has not this layer's features."""
+        """Raises where a batch is none, or has not this layer's features."""
         checks.check_batch(dense, categorical, bags)
-        if dense.shape[1] != self.num_dense:
-            raise ValueError(f"dense must be (B, {self.num_dense}); got {tuple(dense.shape)}")
-        if categorical.shape[1] != self.num_single:
-            raise ValueError(f"categorical must be (B, {self.num_single}); got {tuple(categorical.shape)}")
-        if len(bags) != len(self.tables) - self.num_single:
-            raise ValueError(f"there must be {len(self.tables) - self.num_single} bags; got {len(bags)}")
+        self._check_features(dense, categorical, bags)
+
+    def _check_features(self, dense: Tensor, categorical: Tensor, bags: Bags) -> None:
+        """Raises where the features are not as many as this layer's; embedding_stack checks all else."""
+        for name, t, count in (("dense", dense, self.num_dense), ("categorical", categorical, self.num_single)):
+            if isinstance(t, Tensor) and (t.dim() != 2 or t.shape[1] != count):
+                raise ValueError(f"{name} must be (B, {count}); got {tuple(t.shape)}")
+        if len(bags) != len(self.cardinalities) - self.num_single:
+            raise ValueError(f"there must be {len(self.cardinalities) - self.num_single} bags; got {len(bags)}")
 
     def extra_repr(self) -> str:
         return f"cardinalities={self.cardinalities}, dims={self.dims}, num_dense={self.num_dense}"

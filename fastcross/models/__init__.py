@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fastcross.models.dcn import Model
+    from fastcross.models.base import Model
 
 
 class _Registry(Mapping[str, "type[Model]"]):

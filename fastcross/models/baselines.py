@@ -3,33 +3,59 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcross.layers.embedding import EmbeddingStack
-from fastcross.models.dcn import DCN, DCNConfig, Model, ModelConfig, make_embedding
+from fastcross.models.base import Model, ModelConfig, embedding_layer, takes_fields_of
+from fastcross.models.dcn import DeepConfig, deep_network, linear_weights
 from fastcross.ops.embedding import Bags
 
 
 @dataclass(frozen=True)
-class DNNConfig(DCNConfig):
-    """A DNN's choices: DCN's without the cross layers."""
-
-    cross_layers: int = field(default=0, kw_only=True)
+class DNNConfig(DeepConfig):
+    """A DNN's choices: those of DCN's deep network."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.cross_layers:
-            raise ValueError(f"a DNN has no cross layers; got cross_layers = {self.cross_layers}")
+        if not self.deep_layers:
+            raise ValueError("there must be a deep layer; got deep_layers = ()")
 
 
-class DNN(DCN):
-    """DCN with no cross network: "the only change from the DCN model was that there are no cross layers"."""
+class DNN(Model):
+    """DCN without its cross network: "the only change from the DCN model was that there are no cross layers"."""
 
     Config = DNNConfig
+    config: DNNConfig
+
+    @takes_fields_of(DNNConfig)
+    def __init__(self, config: DNNConfig) -> None:
+        super().__init__(config)
+        self.embedding = embedding_layer(config)
+        self.deep, h = deep_network(self.embedding.out_features, config)
+        self.logits = nn.Linear(h, config.num_outputs, bias=config.logits_bias)
+
+    @classmethod
+    def from_config(cls, config: ModelConfig | dict[str, Any]) -> Self:
+        return super().from_config(_without_cross_network(config))
+
+    def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
+        return self._squeeze(self.logits(self.deep(self.embedding(dense, categorical, bags))))
+
+    def weights(self) -> Iterator[Tensor]:
+        return linear_weights(self.deep, self.logits)
+
+
+def _without_cross_network(config: ModelConfig | dict[str, Any]) -> ModelConfig | dict[str, Any]:
+    """As fastcross 0.1 saved it, a configuration without cross layers still said that there are 0, and where."""
+    if not isinstance(config, dict):
+        return config
+    if config.get("cross_layers"):
+        raise ValueError(f"a DNN has no cross layers; got cross_layers = {config['cross_layers']}")
+    return {name: value for name, value in config.items() if name not in ("cross_layers", "structure")}
 
 
 @dataclass(frozen=True)
@@ -45,7 +71,7 @@ class OneHotConfig(ModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bin_width <= 0 or self.num_bins < 1:
+        if not 0 < self.bin_width < math.inf or self.num_bins < 1:
             raise ValueError(
                 f"bin_width must be positive and num_bins at least 1; got {self.bin_width} and {self.num_bins}"
             )
@@ -57,7 +83,7 @@ class OneHot(nn.Module):
     A table starts as N(0, std²). The features are the categorical ones, the binned dense ones, then the bags.
     """
 
-    def __init__(self, config: Any, cardinalities: Sequence[int], width: int, std: float) -> None:
+    def __init__(self, config: OneHotConfig, cardinalities: Sequence[int], width: int, std: float) -> None:
         super().__init__()
         self.bin_width, self.num_bins, self.width = config.bin_width, config.num_bins, width
         self.tables = EmbeddingStack(
@@ -87,17 +113,13 @@ class LogisticRegression(Model):
     """
 
     Config = OneHotConfig
+    config: OneHotConfig
 
-    def __init__(
-        self,
-        cardinalities: Sequence[int],
-        num_dense: int,
-        embedding_dim: int | Sequence[int] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(cardinalities, num_dense, embedding_dim, **options)
-        self.one_hot = OneHot(self.config, self.config.cardinalities, self.config.num_outputs, std=0.0)
-        self.bias = nn.Parameter(torch.zeros(self.config.num_outputs))
+    @takes_fields_of(OneHotConfig)
+    def __init__(self, config: OneHotConfig) -> None:
+        super().__init__(config)
+        self.one_hot = OneHot(config, config.cardinalities, config.num_outputs, std=0.0)
+        self.bias = nn.Parameter(torch.zeros(config.num_outputs))
 
     def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
         return self._squeeze(self.one_hot(dense, categorical, bags).sum(1) + self.bias)
@@ -114,22 +136,18 @@ class FactorizationMachine(Model):
     """
 
     Config = OneHotConfig
+    config: OneHotConfig
 
-    def __init__(
-        self,
-        cardinalities: Sequence[int],
-        num_dense: int,
-        embedding_dim: int | Sequence[int] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(cardinalities, num_dense, embedding_dim, **options)
-        factors = 10 if self.config.embedding_dim is None else self.config.embedding_dim
+    @takes_fields_of(OneHotConfig)
+    def __init__(self, config: OneHotConfig) -> None:
+        super().__init__(config)
+        factors = 10 if config.embedding_dim is None else config.embedding_dim
         if not isinstance(factors, int):
             raise ValueError(f"embedding_dim must be one integer for all features of an FM; got {factors}")
         # Each table holds w and v side by side, once per output.
-        width = self.config.num_outputs * (1 + factors)
-        self.one_hot = OneHot(self.config, self.config.cardinalities, width, std=0.01)
-        self.bias = nn.Parameter(torch.zeros(self.config.num_outputs))
+        width = config.num_outputs * (1 + factors)
+        self.one_hot = OneHot(config, config.cardinalities, width, std=0.01)
+        self.bias = nn.Parameter(torch.zeros(config.num_outputs))
 
     def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
         rows = self.one_hot(dense, categorical, bags).unflatten(2, (self.config.num_outputs, -1))  # (B, k, C, 1 + f)
@@ -150,6 +168,12 @@ class DeepCrossingConfig(ModelConfig):
     input_dim: int = field(default=512, kw_only=True)
     cross_dim: int = field(default=512, kw_only=True)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        sizes = (self.residual_units, self.input_dim, self.cross_dim)
+        if min(sizes) < 1:
+            raise ValueError(f"residual_units, input_dim and cross_dim must be at least 1; got {sizes}")
+
 
 class DeepCrossing(Model):
     """DC: DCN's stacking layer, a ReLU layer to size the input, then residual units
@@ -158,17 +182,12 @@ class DeepCrossing(Model):
     """
 
     Config = DeepCrossingConfig
+    config: DeepCrossingConfig
 
-    def __init__(
-        self,
-        cardinalities: Sequence[int],
-        num_dense: int,
-        embedding_dim: int | Sequence[int] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(cardinalities, num_dense, embedding_dim, **options)
-        config = self.config
-        self.embedding = make_embedding(config)
+    @takes_fields_of(DeepCrossingConfig)
+    def __init__(self, config: DeepCrossingConfig) -> None:
+        super().__init__(config)
+        self.embedding = embedding_layer(config)
         self.input = nn.Linear(self.embedding.out_features, config.input_dim)
         self.units = nn.ModuleList(
             nn.Sequential(
@@ -185,7 +204,7 @@ class DeepCrossing(Model):
         return self._squeeze(self.logits(h))
 
     def weights(self) -> Iterator[Tensor]:
-        return (module.weight for module in self.modules() if isinstance(module, nn.Linear))
+        return linear_weights(self)
 
 
 @dataclass(frozen=True)
@@ -195,11 +214,13 @@ class WideDeepConfig(OneHotConfig, DNNConfig):
     A cross of at most ``cross_buckets`` combinations gets a weight for each; a larger one is hashed into that many.
     """
 
-    crosses: tuple[tuple[int, ...], ...] = field(default=(), kw_only=True)
+    crosses: Sequence[Sequence[int]] = field(default=(), kw_only=True)
     cross_buckets: int = field(default=1 << 18, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.cross_buckets < 1:
+            raise ValueError(f"cross_buckets must be at least 1; got {self.cross_buckets}")
         for cross in self.crosses:
             if len(set(cross)) < 2 or any(not 0 <= i < len(self.cardinalities) for i in cross):
                 raise ValueError(
@@ -207,7 +228,7 @@ class WideDeepConfig(OneHotConfig, DNNConfig):
                 )
 
 
-class WideDeep(DNN):
+class WideDeep(Model):
     """W&D: a DNN and, added to its logits, a logistic regression on the raw features and on crosses given by the user.
 
     The wide part's weights, though they lie in tables, are regularised like any w, and l2 > 0 makes their gradients
@@ -215,25 +236,27 @@ class WideDeep(DNN):
     """
 
     Config = WideDeepConfig
+    config: WideDeepConfig
 
-    def __init__(
-        self,
-        cardinalities: Sequence[int],
-        num_dense: int,
-        embedding_dim: int | Sequence[int] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(cardinalities, num_dense, embedding_dim, **options)
-        config = self.config
+    @takes_fields_of(WideDeepConfig)
+    def __init__(self, config: WideDeepConfig) -> None:
+        super().__init__(config)
+        self.embedding = embedding_layer(config)
+        self.deep, h = deep_network(self.embedding.out_features, config)
+        self.logits = nn.Linear(h, config.num_outputs, bias=config.logits_bias)
         combinations = [math.prod(config.cardinalities[i] for i in cross) for cross in config.crosses]
         self.buckets = [min(count, config.cross_buckets) for count in combinations]
         self.wide = OneHot(config, (*config.cardinalities, *self.buckets), config.num_outputs, std=0.0)
+
+    @classmethod
+    def from_config(cls, config: ModelConfig | dict[str, Any]) -> Self:
+        return super().from_config(_without_cross_network(config))
 
     def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
         categorical = categorical.long()
         crossed = [self._cross(categorical, i) for i in range(len(self.buckets))]
         wide = self.wide(dense, torch.cat((categorical, *crossed), dim=1), bags).sum(1)
-        return super().forward(dense, categorical, bags) + self._squeeze(wide)
+        return self._squeeze(self.logits(self.deep(self.embedding(dense, categorical, bags))) + wide)
 
     def _cross(self, categorical: Tensor, index: int) -> Tensor:
         """(B, 1): the combination's number, or its hash where there are more combinations than buckets."""
@@ -249,5 +272,5 @@ class WideDeep(DNN):
         return number if exact else number.remainder(buckets)
 
     def weights(self) -> Iterator[Tensor]:
-        yield from super().weights()
+        yield from linear_weights(self.deep, self.logits)
         yield from self.wide.tables.tables

@@ -1,119 +1,51 @@
 """The Deep & Cross Network, beside section 2 of the paper: embedding and stacking, cross ∥ deep, combination, loss."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, Self
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcross.layers.cross import CrossNetwork
-from fastcross.layers.embedding import EmbeddingStack
-from fastcross.ops import backends, cross_logits
+from fastcross.models.base import Model, ModelConfig, embedding_layer, takes_fields_of
+from fastcross.ops import internals
 from fastcross.ops.embedding import Bags
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """What every model is built from: the features, the outputs, the regularisation.
+class DeepConfig(ModelConfig):
+    """The deep network and the logits. The defaults are the middle of the paper's grid for Criteo (section 4.2)."""
 
-    ``to_dict`` gives JSON's types, and ``Model.from_config`` takes them back.
-    """
-
-    cardinalities: tuple[int, ...]  # ids of each single-valued categorical feature
-    num_dense: int  # dense features, normalised (section 4.2: a log transform)
-    embedding_dim: int | tuple[int, ...] | None = None  # n_e; None is the paper's 6 · cardinality^(1/4)
-    bag_cardinalities: tuple[int, ...] = field(default=(), kw_only=True)  # ids of each multi-valued feature
-    bag_pooling: str = field(default="mean", kw_only=True)  # or "sum"
-    num_outputs: int = field(default=1, kw_only=True)  # 1: click or not; C > 1: a class among C
-    l2: float = field(default=0.0, kw_only=True)  # λ
-    sparse_gradients: bool = field(default=True, kw_only=True)  # of the embedding tables
-    backend: str = field(default="auto", kw_only=True)
-
-    def __post_init__(self) -> None:
-        for entry in fields(self):  # lists, from JSON or a user, become tuples
-            object.__setattr__(self, entry.name, _as_tuples(getattr(self, entry.name)))
-        if self.num_outputs < 1:
-            raise ValueError(f"num_outputs must be at least 1; got {self.num_outputs}")
-        if self.l2 < 0:
-            raise ValueError(f"l2 must be at least 0; got {self.l2}")
-        backends.check(self.backend)
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class DCNConfig(ModelConfig):
-    """DCN's own choices. The defaults are the middle of the paper's grid for Criteo (section 4.2)."""
-
-    cross_layers: int = field(default=6, kw_only=True)  # L_c; 0: deep only, the paper's DNN
-    deep_layers: tuple[int, ...] = field(default=(1024, 1024), kw_only=True)  # sizes; (): cross only
-    structure: str = field(default="parallel", kw_only=True)  # or "stacked": the deep network reads x_L, not x0
-    batch_norm: bool = field(default=True, kw_only=True)  # in the deep network, between W h and the ReLU
+    deep_layers: Sequence[int] = field(default=(1024, 1024), kw_only=True)  # sizes
+    batch_norm: bool = field(default=True, kw_only=True)  # between W h and the ReLU
     dropout: float = field(default=0.0, kw_only=True)  # after each ReLU
     logits_bias: bool = field(default=True, kw_only=True)  # eq. 5 has none
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if any(size < 1 for size in self.deep_layers):
+            raise ValueError(f"every deep layer must be at least 1; got deep_layers = {self.deep_layers}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1); got {self.dropout}")
+
+
+@dataclass(frozen=True)
+class DCNConfig(DeepConfig):
+    """DCN's own choices."""
+
+    cross_layers: int = field(default=6, kw_only=True)  # L_c; 0: deep only, the paper's DNN
+    structure: str = field(default="parallel", kw_only=True)  # or "stacked": the deep network reads x_L, not x0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if self.structure not in ("parallel", "stacked"):
             raise ValueError(f'structure must be "parallel" or "stacked"; got {self.structure!r}')
-        if self.cross_layers < 0 or any(size < 1 for size in self.deep_layers):
-            raise ValueError(
-                f"cross_layers must be at least 0 and every deep layer at least 1; "
-                f"got cross_layers = {self.cross_layers} and deep_layers = {self.deep_layers}"
-            )
+        if self.cross_layers < 0:
+            raise ValueError(f"cross_layers must be at least 0; got cross_layers = {self.cross_layers}")
         if not self.cross_layers and not self.deep_layers:
             raise ValueError("there must be a network; got cross_layers = 0 and deep_layers = ()")
-
-
-class Model(nn.Module):
-    """What DCN and the models it is compared with share: construction from a configuration, and the loss."""
-
-    Config: ClassVar[type[ModelConfig]]
-
-    def __init__(
-        self,
-        cardinalities: Sequence[int],
-        num_dense: int,
-        embedding_dim: int | Sequence[int] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__()
-        self.config: Any = self.Config(cardinalities, num_dense, embedding_dim, **options)  # type: ignore[arg-type]
-
-    @classmethod
-    def from_config(cls, config: ModelConfig | dict[str, Any]) -> Self:
-        return cls(**(config if isinstance(config, dict) else asdict(config)))
-
-    def weights(self) -> Iterator[Tensor]:
-        """The w_l of the regularisation term: every weight that multiplies features or hidden units.
-
-        Not biases, batch normalisation or embeddings: the paper's sum runs over the layers' w, and a term over whole
-        tables would make every step as expensive as they are high.
-        """
-        raise NotImplementedError
-
-    def regularization(self) -> Tensor:
-        """λ Σ_l ‖w_l‖², as large as it says: its gradient is 2 λ w."""
-        if not self.config.l2:
-            return torch.zeros((), device=next(self.parameters()).device)
-        return self.config.l2 * torch.stack([weight.square().sum() for weight in self.weights()]).sum()
-
-    def loss(self, logits: Tensor, label: Tensor) -> Tensor:
-        """Section 2.4: the mean log loss over the batch, and λ Σ_l ‖w_l‖²."""
-        if label.shape != logits.shape[:1]:
-            raise ValueError(f"label must be ({logits.shape[0]},), as logits; got {tuple(label.shape)}")
-        if self.config.num_outputs == 1:
-            log_loss = F.binary_cross_entropy_with_logits(logits, label.to(logits.dtype))
-        else:
-            log_loss = F.cross_entropy(logits, label.long())
-        return log_loss + self.regularization() if self.config.l2 else log_loss
-
-    def _squeeze(self, z: Tensor) -> Tensor:
-        """(B, C) -> (B,) for one output."""
-        return z.squeeze(1) if self.config.num_outputs == 1 else z
 
 
 class Cross(NamedTuple):
@@ -129,24 +61,30 @@ class DCN(Model):
     Args:
         cardinalities: how many ids each single-valued categorical feature has.
         num_dense: how many dense features there are.
-        embedding_dim: one for all features or one each; None is the paper's 6 · cardinality^(1/4).
-        options: the fields of :class:`DCNConfig`.
+        embedding_dim: one for all features or one each (bags last); None is the paper's 6 · cardinality^(1/4).
+        bag_cardinalities: how many ids each multi-valued feature has.
+        bag_pooling: "mean" or "sum".
+        num_outputs: 1 for click or not; C for a class among C.
+        cross_layers: L_c; 0 leaves the deep network alone, the paper's DNN.
+        deep_layers: the deep network's sizes; () leaves the cross network alone.
+        structure: "parallel", or "stacked", where the deep network reads x_L instead of x0.
+        batch_norm: in the deep network, between W h and the ReLU.
+        dropout: after each ReLU.
+        logits_bias: whether the logits have a bias; eq. 5 has none.
+        l2: λ, the weight of Σ_l ‖w_l‖² in the loss.
+        sparse_gradients: of the embedding tables; False for PyTorch's own optimisers.
+        backend: "auto", "triton", "numba", "torch" or "reference", see :func:`fastcross.cross_layer`.
     """
 
     Config = DCNConfig
+    config: DCNConfig
 
-    def __init__(
-        self,
-        cardinalities: Sequence[int],
-        num_dense: int,
-        embedding_dim: int | Sequence[int] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(cardinalities, num_dense, embedding_dim, **options)
-        config = self.config
-        self.embedding = make_embedding(config)
+    @takes_fields_of(DCNConfig)
+    def __init__(self, config: DCNConfig) -> None:
+        super().__init__(config)
+        self.embedding = embedding_layer(config)
         d = self.embedding.out_features
-        self.cross: Any = nn.Identity()
+        self.cross: nn.Module = nn.Identity()
         if config.cross_layers:
             self.cross = CrossNetwork(d, config.cross_layers, backend=config.backend)
         self.deep, h = deep_network(d, config)
@@ -157,25 +95,33 @@ class DCN(Model):
 
     def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
         """Logits, (B,) for one output and (B, C) for more; their sigmoid or softmax are the probabilities."""
-        x0 = self.embedding(dense, categorical, bags)  # eq. 1 and 2: (B, d)
+        x0 = self.embedding(dense, categorical, bags)  # section 2.1, eq. 1 and 2: (B, d)
         if not self.parallel:
-            h = self.deep(self.cross(x0))  # eq. 3 and 4: (B, m)
+            x = self.cross(x0)  # section 2.2, eq. 3: (B, d)
+            h = self.deep(x)  # section 2.3, eq. 4: (B, m)
             return self._squeeze(self.logits(h))
-        # Eq. 5 as the sum of its two parts: the cross part needs no x_L, only x_L's products with the weights.
-        d = x0.shape[1]
-        w_cross, w_deep = self.logits.weight[:, :d], self.logits.weight[:, d:]
-        z = cross_logits(x0, self.cross.weight, self.cross.bias, w_cross, backend=self.cross.backend)
-        if len(self.deep):
-            z = z + F.linear(self.deep(x0), w_deep, self.logits.bias)
-        elif self.logits.bias is not None:
-            z = z + self.logits.bias
-        return self._squeeze(z)
+        h = self.deep(x0)  # x0 itself where there are no deep layers
+        return self._squeeze(self._combine(x0, h if self.config.deep_layers else None))
+
+    def _combine(self, x0: Tensor, h: Tensor | None) -> Tensor:
+        """Section 2.4, eq. 5: the logits of [x_L, h], (B, C); x_L is formed only for those who want to see it."""
+        if not (_is_only(CrossNetwork, self.cross) and _is_only(nn.Linear, self.logits)):
+            x = self.cross(x0)
+            return self.logits(x if h is None else torch.cat((x, h), 1))
+        # The sum of two parts: the cross part needs no x_L, only x_L's products with the weights.
+        assert isinstance(self.cross, CrossNetwork)
+        d, weight, bias = x0.shape[1], self.logits.weight, self.logits.bias
+        z = self.cross.logits(x0, weight[:, :d])
+        if h is not None:
+            return z + F.linear(h, weight[:, d:], bias)
+        return z if bias is None else z + bias
 
     def weights(self) -> Iterator[Tensor]:
-        if self.config.cross_layers:
+        if isinstance(self.cross, CrossNetwork):
             yield self.cross.weight
-        yield from (layer.weight for layer in self.deep if isinstance(layer, nn.Linear))
-        yield self.logits.weight
+        else:  # a user's own
+            yield from (p for name, p in self.cross.named_parameters() if name.endswith("weight"))
+        yield from linear_weights(self.deep, self.logits)
 
     @torch.no_grad()
     def strongest_crosses(self, k: int = 10, feature_names: Sequence[str] | None = None) -> list[Cross]:
@@ -193,11 +139,14 @@ class DCN(Model):
         """
         if not self.parallel:
             raise ValueError("crosses are read off the cross network's logits; this model's cross output has none")
+        if not isinstance(self.cross, CrossNetwork):
+            raise ValueError(f"crosses are read off a CrossNetwork; got {type(self.cross).__name__}")
         columns = self.embedding.columns()
         names = [str(i) for i in range(len(columns))] if feature_names is None else list(feature_names)
         if len(names) != len(columns):
             raise ValueError(f"feature_names must name {len(columns)} features; got {len(names)}")
-        weight, bias, heads = self.cross.weight, self.cross.bias, self.logits.weight[:, : self.cross.in_features]
+        weight, heads = self.cross.weight, self.logits.weight[:, : self.cross.in_features]
+        bias = torch.zeros_like(weight) if self.cross.bias is None else self.cross.bias
         beta = bias.cumsum(0) - bias
         c = (beta * weight).sum(1)
         u = (1 + c.cumsum(0) - c) @ weight
@@ -225,21 +174,9 @@ class DCN(Model):
         return torch.stack((covariance[0, 0], covariance[0, 1], covariance[1, 1]))
 
 
-def make_embedding(config: ModelConfig) -> EmbeddingStack:
-    """The embedding and stacking layer (section 2.1) of a configuration."""
-    return EmbeddingStack(
-        config.cardinalities,
-        config.num_dense,
-        config.embedding_dim,
-        bag_cardinalities=config.bag_cardinalities,
-        bag_pooling=config.bag_pooling,
-        sparse_gradients=config.sparse_gradients,
-        backend=config.backend,
-    )
-
-
-def deep_network(in_features: int, config: Any) -> tuple[nn.Sequential, int]:
-    """The deep network (section 2.3, eq. 4): ``h_{l+1} = ReLU(W_l h_l + b_l)``, and the size of its output.
+def deep_network(in_features: int, config: DeepConfig) -> tuple[nn.Sequential, int]:
+    """The deep network (section 2.3, eq. 4): ``h_{l+1} = ReLU(W_l h_l + b_l)``, and the
+    size of its output.
 
     With batch normalisation, ``h_{l+1} = ReLU(BN(W_l h_l))``: its shift is the b_l.
     """
@@ -255,5 +192,11 @@ def deep_network(in_features: int, config: Any) -> tuple[nn.Sequential, int]:
     return nn.Sequential(*layers), in_features
 
 
-def _as_tuples(value: Any) -> Any:
-    return tuple(_as_tuples(item) for item in value) if isinstance(value, list | tuple | torch.Size) else value
+def linear_weights(*networks: nn.Module) -> Iterator[Tensor]:
+    """The W of every linear layer."""
+    return (m.weight for network in networks for m in network.modules() if isinstance(m, nn.Linear))
+
+
+def _is_only(kind: type[nn.Module], module: nn.Module) -> bool:
+    """Whether a module is of this very kind, not parametrised, and nobody looks on when it is called."""
+    return type(module) is kind and not internals.is_observed(module)

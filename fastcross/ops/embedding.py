@@ -51,12 +51,8 @@ def embedding_stack(
     chosen = _choose(backend, dense, tables)
     ids, weights = categorical.long(), [bag.weights for bag in given]
     values, offsets = [bag.values.long() for bag in given], [bag.offsets.long() for bag in given]
-    if (
-        torch.compiler.is_exporting()
-        or torch.jit.is_tracing()
-        or internals.is_transformed()
-        or any(internals.is_foreign(t) for t in (dense, ids, *tables))
-    ):
+    is_quiet = internals.may_call_kernels((dense, ids, *values, *offsets, *weights, *tables))
+    if not is_quiet and _needs_plain_operators(dense, ids, *tables):
         return plain.embedding_stack(dense, ids, values, offsets, weights, tables, pooling)
     if chosen == "reference" and not sparse_gradients and not torch.compiler.is_compiling():
         check_ids(ids, given, [table.shape[0] for table in tables])
@@ -64,16 +60,28 @@ def embedding_stack(
     if not dispatch.differentiates(dense, *weights, *tables):
         return embedding_stack_fwd(dense, ids, values, offsets, weights, list(tables), pooling, chosen)
     operands = (dense, ids, len(given), pooling, sparse_gradients, chosen, *values, *offsets, *weights, *tables)
+    apply = internals.direct_apply(EmbeddingStackFunction) if is_quiet else EmbeddingStackFunction.apply
     if not sparse_gradients:
-        return internals.apply(EmbeddingStackFunction, *operands)
+        return apply(*operands)
     if torch.compiler.is_compiling():  # the compiler knows no sparse gradients
         return torch.compiler.disable(_with_sparse_gradients)(tables, operands)
-    return _with_sparse_gradients(tables, operands)
+    announce(tables)
+    return apply(*operands)
 
 
 def _with_sparse_gradients(tables: Sequence[Tensor], operands: tuple[Any, ...]) -> Tensor:
     announce(tables)
-    return internals.apply(EmbeddingStackFunction, *operands)
+    return EmbeddingStackFunction.apply(*operands)
+
+
+def _needs_plain_operators(*operands: Tensor) -> bool:
+    """Whether something transforms PyTorch's operators that knows no others."""
+    return (
+        torch.compiler.is_exporting()
+        or torch.jit.is_tracing()
+        or internals.is_transformed()
+        or any(internals.is_foreign(t) for t in operands)
+    )
 
 
 def as_bags(bags: Bags) -> list[Bag]:

@@ -103,6 +103,17 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     return (direct_apply(function) if may_call_kernels(args) else function.apply)(*args)
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def is_observed(module: torch.nn.Module) -> bool:
+    """Whether calling a module does more than its class's forward: hooks, its own or for all modules, or a patch."""
+    everywhere = torch.nn.modules.module
+    return any(
+        getattr(module, name, True) or getattr(everywhere, f"_global{name}", True) for name in _HOOKS
+    ) or "forward" in vars(module)
+
+
 def are_reduced_by_ddp(parameters: Sequence[Tensor]) -> bool:
     """Whether this runs within a DistributedDataParallel that adds up the gradients of any of the parameters."""
     kind = getattr(torch.nn.parallel, "DistributedDataParallel", None)

@@ -16,7 +16,7 @@ from tqdm.auto import tqdm
 
 from fastcross import optim
 from fastcross.data import Batch, Cache
-from fastcross.models.dcn import Model
+from fastcross.models.base import Model
 from fastcross.training.config import TrainingConfig, learning_rate
 from fastcross.training.dataset import Show, check_labels
 from fastcross.training.divergence import DivergenceCheck

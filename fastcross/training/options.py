@@ -6,7 +6,7 @@ from typing import Any
 
 from fastcross.batch import Schema
 from fastcross.models import MODELS
-from fastcross.models.dcn import Model
+from fastcross.models.base import Model
 
 
 def model_options(name: str) -> tuple[str, ...]:
@@ -14,19 +14,18 @@ def model_options(name: str) -> tuple[str, ...]:
     if name not in MODELS:
         raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
     of_data = {"cardinalities", "num_dense", "bag_cardinalities", "num_outputs"}
-    without = of_data if name == "dcn" else {*of_data, "cross_layers"}
-    return tuple(entry.name for entry in fields(MODELS[name].Config) if entry.name not in without)
+    return tuple(entry.name for entry in fields(MODELS[name].Config) if entry.name not in of_data)
 
 
 def build(name: str, options: Mapping[str, Any], schema: Schema) -> Model:
     """The model for data with these columns."""
-    return MODELS[name](
-        schema.cardinalities,
-        len(schema.dense_names),
-        bag_cardinalities=schema.bag_cardinalities,
-        num_outputs=schema.num_outputs,
-        **resolve_options(options, schema),
-    )
+    features = {
+        "cardinalities": schema.cardinalities,
+        "num_dense": len(schema.dense_names),
+        "bag_cardinalities": schema.bag_cardinalities,
+        "num_outputs": schema.num_outputs,
+    }
+    return MODELS[name].from_config({**features, **resolve_options(options, schema)})
 
 
 def resolve_options(options: Mapping[str, Any], schema: Schema) -> dict[str, Any]:

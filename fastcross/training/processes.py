@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastcross.models.dcn import Model
+from fastcross.models.base import Model
 from fastcross.optim import Optimizer, configure
 from fastcross.training.config import TrainingConfig
 from fastcross.training.run_folder import Run

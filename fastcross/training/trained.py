@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fastcross.batch import Schema
 from fastcross.data import Cache
 from fastcross.models import MODELS
-from fastcross.models.dcn import Model
+from fastcross.models.base import Model
 from fastcross.training import checkpoint
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.processes import choose_device

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastcross import optim
+from fastcross import DCN, optim
 from fastcross.models import MODELS
 from fastcross.models.baselines import DeepCrossing, FactorizationMachine, LogisticRegression, WideDeep
 
@@ -117,12 +117,37 @@ def test_bad_cross(cross):
 
 
 def test_bad_options():
-    with pytest.raises(ValueError, match="a DNN has no cross layers; got cross_layers = 2"):
-        MODELS["dnn"](CARDINALITIES, NUM_DENSE, cross_layers=2)
+    for name in ("dnn", "wide_deep"):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'cross_layers'"):
+            MODELS[name](CARDINALITIES, NUM_DENSE, cross_layers=2)
+        config = {"cardinalities": CARDINALITIES, "num_dense": NUM_DENSE, "cross_layers": 2}
+        with pytest.raises(ValueError, match="a DNN has no cross layers; got cross_layers = 2"):
+            MODELS[name].from_config(config)
+    with pytest.raises(ValueError, match=r"there must be a deep layer; got deep_layers = \(\)"):
+        MODELS["dnn"](CARDINALITIES, NUM_DENSE, deep_layers=())
+    with pytest.raises(ValueError, match=r"must be at least 1; got \(3, 0, 512\)"):
+        DeepCrossing(CARDINALITIES, NUM_DENSE, input_dim=0)
+    with pytest.raises(ValueError, match="cross_buckets must be at least 1; got 0"):
+        WideDeep(CARDINALITIES, NUM_DENSE, cross_buckets=0)
     with pytest.raises(ValueError, match="one integer for all features of an FM; got"):
         FactorizationMachine(CARDINALITIES, NUM_DENSE, [1, 2, 3])
-    with pytest.raises(ValueError, match="bin_width must be positive"):
-        LogisticRegression(CARDINALITIES, NUM_DENSE, bin_width=0.0)
+    for width in (0.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="bin_width must be positive"):
+            LogisticRegression(CARDINALITIES, NUM_DENSE, bin_width=width)
+
+
+@pytest.mark.parametrize("name", ["dnn", "wide_deep"])
+def test_a_network_without_cross_layers_is_no_dcn(name):
+    """But it loads what fastcross 0.1 saved, for which it was one."""
+    model = MODELS[name](CARDINALITIES, NUM_DENSE, deep_layers=(4,))
+    assert not isinstance(model, DCN)
+    saved = {**model.config.to_dict(), "cross_layers": 0, "structure": "parallel"}
+    twin = MODELS[name].from_config(json.loads(json.dumps(saved)))
+    assert twin.config == model.config
+    norm = [f"deep.1.{each}" for each in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
+    tables = [f"embedding.tables.{k}" for k in range(3)]
+    wide = [f"wide.tables.tables.{k}" for k in range(5)] if name == "wide_deep" else []
+    assert list(model.state_dict()) == [*tables, "deep.0.weight", *norm, "logits.weight", "logits.bias", *wide]
 
 
 def planted_log(rows, seed):

@@ -1,0 +1,98 @@
+"""Gradients as optimisers read them: the rows of sparse ones, their norm, and whether they fit their tables."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Rows = tuple[Tensor, Tensor]  # of a gradient: distinct rows, ascending, and what each of them gets
+
+
+@torch.no_grad()
+def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
+    """Scales all gradients so that their global norm is at most ``max_norm``; returns the norm before.
+
+    A table's gradient counts once per row, after the sum over the examples that share the row.
+    """
+    return clip(gradients(model.parameters()), max_norm)
+
+
+def clip(values: list[Tensor], max_norm: float) -> Tensor:
+    norm = nn.utils.get_total_norm(values)
+    scale_gradients(values, norm, max_norm)
+    return norm
+
+
+def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """What the parameters' gradients hold; of sparse ones the values, one row for each distinct id."""
+    values = []
+    for parameter in parameters:
+        if parameter.grad is not None:
+            if parameter.grad.is_sparse:
+                parameter.grad = coalesced(parameter.grad)
+            values.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+    return values
+
+
+def scale_gradients(values: list[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Multiplies gradients of this norm by min(1, max_norm / norm)."""
+    if values and max_norm < float("inf"):
+        # Without a look at the norm, which would wait for the device; min(1, …) leaves small gradients as they are.
+        # Gradients that are not finite stay as they are, so that a caller can still find the first of them.
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).nan_to_num(nan=1.0)
+        torch._foreach_mul_(values, factor)
+
+
+def coalesced(gradient: Tensor) -> Tensor:
+    """A sparse gradient with each row once, in ascending order.
+
+    PyTorch forgets that a gradient is coalesced when it puts it into ``.grad``, and would sort it again; a look at the
+    rows is all that most need.
+    """
+    if _is_ascending(gradient):
+        return gradient if gradient.is_coalesced() else _sparse(gradient, is_coalesced=True)
+    return _sparse(gradient, is_coalesced=False).coalesce()
+
+
+def _is_ascending(gradient: Tensor) -> bool:
+    """Whether the rows of a sparse gradient are distinct and in order: on a CPU by a look, elsewhere by their mark."""
+    rows = gradient._indices()
+    if gradient.sparse_dim() != 1 or not rows.is_cpu:
+        return gradient.is_coalesced()
+    numbers = rows[0].numpy()
+    return bool((numbers[1:] > numbers[:-1]).all())
+
+
+def _sparse(gradient: Tensor, is_coalesced: bool) -> Tensor:
+    contents = gradient._indices(), gradient._values(), gradient.shape
+    return torch.sparse_coo_tensor(*contents, check_invariants=False, is_coalesced=is_coalesced)
+
+
+def rows_of(table: Tensor) -> Rows:
+    """What a table's gradient says, in its dtype, once it was seen to fit the table; a dense one has all rows."""
+    gradient: Any = table.grad
+    fits = is_like(gradient, table, gradient.dtype) and table.dim() == 2
+    if not fits or gradient.layout not in (torch.strided, torch.sparse_coo):
+        raise ValueError(f"a gradient must be like its table, {kind(table)}; got {kind(gradient)}")
+    if not gradient.is_sparse:
+        return torch.arange(gradient.shape[0], device=gradient.device), gradient.to(table.dtype).contiguous()
+    if gradient.sparse_dim() != 1:
+        found = f"{gradient.sparse_dim()} of {kind(table)}"
+        raise ValueError(f"a sparse gradient must have whole rows, one sparse dimension; got {found}")
+    if not _is_ascending(gradient):
+        gradient = _sparse(gradient, is_coalesced=False).coalesce()
+    rows, g = gradient._indices()[0].contiguous(), gradient._values().to(table.dtype).contiguous()
+    if len(rows) and rows.device.type == "cpu" and not 0 <= int(rows[0]) <= int(rows[-1]) < table.shape[0]:
+        bad = int(rows[0]) if rows[0] < 0 else int(rows[-1])
+        raise ValueError(f"a gradient must name rows 0 to {table.shape[0] - 1} of its table; got row {bad}")
+    return rows, g
+
+
+def is_like(t: Tensor, table: Tensor, dtype: torch.dtype | None = None) -> bool:
+    return t.shape == table.shape and t.device == table.device and t.dtype == (dtype or table.dtype)
+
+
+def kind(value: Any) -> str:
+    """A tensor's shape, dtype and device in words."""
+    return f"{tuple(value.shape)} {value.dtype} on {value.device}" if isinstance(value, Tensor) else repr(value)

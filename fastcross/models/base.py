@@ -1,0 +1,125 @@
+"""What DCN and the models it is compared with share: the configuration, its features' embedding, the loss."""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fastcross.fields import check_types
+from fastcross.layers.embedding import EmbeddingStack
+from fastcross.ops import backends
+
+Options = ParamSpec("Options")
+AModel = TypeVar("AModel")
+AConfig = TypeVar("AConfig")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """What every model is built from: the features, the outputs, the regularisation. Sequences are kept as tuples.
+
+    ``to_dict`` gives JSON's types, and ``Model.from_config`` takes them back.
+    """
+
+    cardinalities: Sequence[int]  # ids of each single-valued categorical feature
+    num_dense: int  # dense features, normalised (section 4.2: a log transform)
+    embedding_dim: int | Sequence[int] | None = None  # n_e; None is the paper's 6 · cardinality^(1/4)
+    bag_cardinalities: Sequence[int] = field(default=(), kw_only=True)  # ids of each multi-valued feature
+    bag_pooling: str = field(default="mean", kw_only=True)  # or "sum"
+    num_outputs: int = field(default=1, kw_only=True)  # 1: click or not; C > 1: a class among C
+    l2: float = field(default=0.0, kw_only=True)  # λ
+    sparse_gradients: bool = field(default=True, kw_only=True)  # of the embedding tables
+    backend: str = field(default="auto", kw_only=True)
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if self.num_outputs < 1:
+            raise ValueError(f"num_outputs must be at least 1; got {self.num_outputs}")
+        if not 0 <= self.l2 < math.inf:
+            raise ValueError(f"l2 must be at least 0; got {self.l2}")
+        backends.check(self.backend)
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def takes_fields_of(
+    config: Callable[Options, AConfig],
+) -> Callable[[Callable[[AModel, AConfig], None]], Callable[Concatenate[AModel, Options], None]]:
+    """Makes ``__init__(self, config)`` one that takes the fields of a configuration, under their names.
+
+    So an option is written down once, in the configuration, and editors and type checkers see it in the model.
+    """
+
+    def decorate(init: Callable[[AModel, AConfig], None]) -> Callable[Concatenate[AModel, Options], None]:
+        def __init__(self: AModel, *args: Options.args, **kwargs: Options.kwargs) -> None:
+            init(self, config(*args, **kwargs))
+
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        options = inspect.signature(config).parameters.values()
+        __init__.__signature__ = inspect.Signature([first, *options])  # type: ignore[attr-defined]
+        __init__.__qualname__ = init.__qualname__
+        return __init__
+
+    return decorate
+
+
+class Model(nn.Module):
+    """Construction from a configuration, and the loss."""
+
+    Config: ClassVar[type[ModelConfig]]
+    config: Any  # of the type Config
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+
+    @classmethod
+    def from_config(cls, config: ModelConfig | dict[str, Any]) -> Self:
+        return cls(**(config if isinstance(config, dict) else asdict(config)))
+
+    def weights(self) -> Iterator[Tensor]:
+        """The w_l of the regularisation term: every weight that multiplies features or hidden units.
+
+        Not biases, batch normalisation or embeddings: the paper's sum runs over the layers' w, and a term over whole
+        tables would make every step as expensive as they are high.
+        """
+        raise NotImplementedError
+
+    def regularization(self) -> Tensor:
+        """λ Σ_l ‖w_l‖², as large as it says: its gradient is 2 λ w."""
+        if not self.config.l2:
+            return torch.zeros((), device=next(self.parameters()).device)
+        return self.config.l2 * torch.stack([weight.square().sum() for weight in self.weights()]).sum()
+
+    def loss(self, logits: Tensor, label: Tensor) -> Tensor:
+        """Section 2.4: the mean log loss over the batch, and λ Σ_l ‖w_l‖²."""
+        if label.shape != logits.shape[:1]:
+            raise ValueError(f"label must be ({logits.shape[0]},), as logits; got {tuple(label.shape)}")
+        if self.config.num_outputs == 1:
+            log_loss = F.binary_cross_entropy_with_logits(logits, label.to(logits.dtype))
+        else:
+            log_loss = F.cross_entropy(logits, label.long())
+        return log_loss + self.regularization() if self.config.l2 else log_loss
+
+    def _squeeze(self, z: Tensor) -> Tensor:
+        """(B, C) -> (B,) for one output."""
+        return z.squeeze(1) if self.config.num_outputs == 1 else z
+
+
+def embedding_layer(config: ModelConfig) -> EmbeddingStack:
+    """The embedding and stacking layer (section 2.1) of a configuration."""
+    return EmbeddingStack(
+        config.cardinalities,
+        config.num_dense,
+        config.embedding_dim,
+        bag_cardinalities=config.bag_cardinalities,
+        bag_pooling=config.bag_pooling,
+        sparse_gradients=config.sparse_gradients,
+        backend=config.backend,
+    )
