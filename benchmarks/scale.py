@@ -55,7 +55,7 @@ def build(setting: Setting, processes: "ProcessGroup | None", embedding: str = "
     from fastcross.optim import configure
     from fastcross.training.config import TrainingConfig
 
-    options = {"cross_layers": setting.cross, "deep_layers": setting.deep}
+    options: dict[str, Any] = {"cross_layers": setting.cross, "deep_layers": setting.deep}
     torch.manual_seed(0)
     if processes is None:
         model = DCN(setting.cardinalities, NUM_DENSE, setting.dim, **options)

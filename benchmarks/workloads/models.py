@@ -37,7 +37,7 @@ class Shape:
 
     def model(self, **options: Any) -> DCN:
         torch.manual_seed(0)
-        sizes = {"cross_layers": self.cross_layers, "deep_layers": self.deep_layers} | options
+        sizes: dict[str, Any] = {"cross_layers": self.cross_layers, "deep_layers": self.deep_layers} | options
         model = DCN([self.cardinality] * len(self.dims), self.num_dense, self.dims, **sizes)
         with torch.no_grad():  # a bias of zero would hide where it is added
             if self.cross_layers and model.config.cross_layers:

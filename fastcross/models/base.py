@@ -57,7 +57,7 @@ def takes_fields_of(
     """
 
     def decorate(init: Callable[[AModel, AConfig], None]) -> Callable[Concatenate[AModel, Options], None]:
-        def __init__(self: AModel, *args: Options.args, **kwargs: Options.kwargs) -> None:
+        def __init__(self: AModel, /, *args: Options.args, **kwargs: Options.kwargs) -> None:
             init(self, config(*args, **kwargs))
 
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)

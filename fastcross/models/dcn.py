@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -84,7 +84,7 @@ class DCN(Model):
         super().__init__(config)
         self.embedding = embedding_layer(config)
         d = self.embedding.out_features
-        self.cross: nn.Module = nn.Identity()
+        self.cross: Any = nn.Identity()  # a CrossNetwork, or what a user puts in its place
         if config.cross_layers:
             self.cross = CrossNetwork(d, config.cross_layers, backend=config.backend)
         self.deep, h = deep_network(d, config)
@@ -109,7 +109,6 @@ class DCN(Model):
             x = self.cross(x0)
             return self.logits(x if h is None else torch.cat((x, h), 1))
         # The sum of two parts: the cross part needs no x_L, only x_L's products with the weights.
-        assert isinstance(self.cross, CrossNetwork)
         d, weight, bias = x0.shape[1], self.logits.weight, self.logits.bias
         z = self.cross.logits(x0, weight[:, :d])
         if h is not None:
