@@ -24,8 +24,10 @@ def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = Non
     Returns:
         (..., d) in the dtype of ``x0``. Sums run in float32 for half precision, under autocast too.
     """
-    checks.check_layer(x0, x, weight, bias)
-    backend, direct = dispatch.choose(backend, x0, x, weight, bias)
+    usual = internals.are_alike(bias, x0, x, weight) and checks.fits_layer(x0, x, weight, bias)
+    if not usual:
+        checks.check_layer(x0, x, weight, bias)
+    backend, direct = dispatch.choose(backend, usual, x0, x, weight, bias)
     if backend == "torch":
         return closed_form.cross_layer(x0, x, weight, bias)
     if backend == "reference":

@@ -26,9 +26,11 @@ def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor, 
     Returns:
         (..., C) in the dtype of ``x0``.
     """
-    checks.check_network(x0, weight, bias)
-    checks.check_head(head, x0)
-    backend, direct = dispatch.choose(backend, x0, weight, bias, head)
+    usual = internals.are_alike(bias, x0, weight, head) and checks.fits_network(x0, weight, bias, head)
+    if not usual:
+        checks.check_network(x0, weight, bias)
+        checks.check_head(head, x0)
+    backend, direct = dispatch.choose(backend, usual, x0, weight, bias, head)
     if backend == "torch":
         return closed_form.cross_logits(x0, weight, bias, head)
     if backend == "reference":

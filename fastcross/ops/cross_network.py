@@ -25,8 +25,10 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, bac
     Returns:
         (..., d) in the dtype of ``x0``.
     """
-    checks.check_network(x0, weight, bias)
-    backend, direct = dispatch.choose(backend, x0, weight, bias)
+    usual = internals.are_alike(bias, x0, weight) and checks.fits_network(x0, weight, bias)
+    if not usual:
+        checks.check_network(x0, weight, bias)
+    backend, direct = dispatch.choose(backend, usual, x0, weight, bias)
     if backend == "torch":
         return closed_form.cross_network(x0, weight, bias)
     if backend == "reference":

@@ -45,24 +45,31 @@ def define(operator: str, name: str, schema: str, fake: Callable[..., Any]) -> C
     return call
 
 
-def choose(backend: str, *operands: Tensor | None) -> tuple[str, bool]:
-    """The backend that will run for checked operands, x0 first, and whether its kernels are called directly."""
-    x0 = operands[0]
-    assert x0 is not None
-    if internals.is_quiet() and all(map(internals.is_plain, operands)):
+def choose(backend: str, usual: bool, x0: Tensor, *others: Tensor | None) -> tuple[str, bool]:
+    """The backend that will run for checked operands, and whether its kernels are called directly.
+
+    ``usual`` says that the operands are alike (:func:`internals.are_alike`).
+    """
+    if usual or (internals.is_quiet() and internals.is_plain(x0) and all(map(internals.is_plain, others))):
         return backends.choose_kernels(backend, x0.device, x0.dtype), True
-    return backends.choose_for(backend, *operands), False
+    return backends.choose_for(backend, x0, *others), False
 
 
 def choose_backward(direct: bool, dy: Tensor) -> tuple[bool, bool]:
     """Whether a gradient is left to the closed form, else whether the kernels are called directly."""
-    if torch.is_grad_enabled() or internals.is_transformed() or internals.is_foreign(dy):
+    if torch.is_grad_enabled():
         return True, False
-    return False, direct and internals.is_quiet() and internals.is_plain(dy)
+    if direct and internals.is_quiet() and internals.is_plain(dy):
+        return False, True
+    return internals.is_transformed() or internals.is_foreign(dy), False
 
 
 def differentiates(*tensors: Tensor | None) -> bool:
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for t in tensors:  # which any() would take three times as long for
+            if t is not None and t.requires_grad:
+                return True
+    return False
 
 
 def empty_unless(needed: bool, x: Tensor) -> Tensor:
@@ -71,7 +78,7 @@ def empty_unless(needed: bool, x: Tensor) -> Tensor:
 
 
 def needed_only(grads: tuple[Tensor, ...], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
-    return tuple(grad if needed else None for grad, needed in zip(grads, needs, strict=True))
+    return grads if all(needs) else tuple(grad if need else None for grad, need in zip(grads, needs, strict=True))
 
 
 def closed_form_vjp(function: Callable[..., Tensor], inputs: tuple, dy: Tensor) -> tuple[Tensor | None, ...]:

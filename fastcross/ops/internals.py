@@ -32,13 +32,15 @@ def _find(path: str, fallback: Any) -> Any:
 
 _transforms_are_active: Callable[[], bool] = _find("_C._are_functorch_transforms_active", _cautious)
 _dispatch_modes: Callable[[], int] = _find("_C._len_torch_dispatch_stack", _cautious)
-_has_base_apply: bool = _find("_C._FunctionBase.apply", None) is not None
+_has_level = _find("autograd.forward_ad._current_level", None) is not None
+_has_profiler_flag = _find("autograd.profiler._is_profiler_enabled", None) is not None
+_has_base_apply = _find("_C._FunctionBase.apply", None) is not None
 _TRACED = "torch._subclasses."  # the modules of the subclasses in which PyTorch traces operators
 
 
 def is_transformed() -> bool:
     """Whether a functorch transform (vmap, grad, ...) is at work or a level of forward-mode differentiation open."""
-    return _transforms_are_active() or getattr(torch.autograd.forward_ad, "_current_level", 0) >= 0
+    return _transforms_are_active() or not _has_level or torch.autograd.forward_ad._current_level >= 0
 
 
 def is_quiet() -> bool:
@@ -48,7 +50,8 @@ def is_quiet() -> bool:
         or is_transformed()
         or _dispatch_modes()
         or torch.jit.is_tracing()
-        or getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
+        or not _has_profiler_flag
+        or torch.autograd.profiler._is_profiler_enabled
     )
 
 
@@ -60,6 +63,29 @@ def is_plain(t: Tensor | None) -> bool:
         # Zeros that have no memory, and the meta device, have no address.
         return type(t) in _PLAIN_TYPES and not t.is_neg() and (t.data_ptr() != 0 or t.numel() == 0)
     except RuntimeError:  # no storage: functorch wrapped it
+        return False
+
+
+def are_alike(bias: Tensor | None, x0: Tensor, *others: Tensor) -> bool:
+    """Whether a call is as usual: all is quiet, and the operands are plain, of one floating dtype, on one device.
+
+    The same could be asked of each in turn, in twice the time.
+    """
+    if not is_quiet():  # first, for a compiler could not follow the rest
+        return False
+    try:
+        dtype, device = x0.dtype, x0.device
+        for t in (x0, *others) if bias is None else (x0, bias, *others):
+            if (
+                type(t) not in _PLAIN_TYPES
+                or t.dtype is not dtype
+                or t.device != device
+                or t.is_neg()
+                or t.data_ptr() == 0
+            ):
+                return False
+        return dtype.is_floating_point
+    except (AttributeError, RuntimeError):  # no tensor, or without storage
         return False
 
 

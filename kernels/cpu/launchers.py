@@ -94,7 +94,7 @@ def _network_bwd(
     dx0 = empty_output(rows) if need_dx0 else _empty(rows, 0)
     dw = _empty(rows, L, d) if need_dw else _empty(rows, 0)
     db = _empty(rows, L, d) if need_db else _empty(rows, 0)
-    dv = _empty(rows, C, d) if need_dv else _empty(rows, 0)
+    dv = None if v is None else _empty(rows, C, d) if need_dv else _empty(rows, 0)
     plan = network_bwd.BACKWARD.plan(
         dtype, torch.get_num_threads(), M=M, d=d, L=L, C=C, has_bias=b is not None,
         need_dx0=need_dx0, need_dw=need_dw, need_db=need_db, need_dv=need_dv,
@@ -104,8 +104,8 @@ def _network_bwd(
     run_task(compiled(network_bwd.cross_network_bwd, dtype), task)
     if need_dw or need_db or need_dv:
         compiled(network_bwd.cross_network_finish, dtype)(task.block)
-    head = dv if v is None else _cast(dv, v.dtype)
-    return _rows_as(x0, dx0), _cast(dw, w.dtype), _cast(db, (w if b is None else b).dtype), head
+    bias, head = w if b is None else b, w if v is None else v
+    return _rows_as(x0, dx0), _cast(dw, w.dtype), _cast(db, bias.dtype), _cast(dv, head.dtype)
 
 
 def _empty(like: Tensor, *shape: int) -> Tensor:

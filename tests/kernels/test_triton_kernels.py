@@ -1,10 +1,4 @@
-"""The Triton kernels: output and every gradient, by DESIGN's rule, on a GPU or in Triton's interpreter.
-
-    err(ours, ref64) <= 2 · err(eager loop in the same dtype, ref64) + atol
-
-atol is four units in the last place of the largest value: both errors are maxima of a handful of roundings, and what
-one order of a sum loses another may win; in the interpreter a store to bfloat16 truncates, which is a whole unit
-instead of half of one. In float64 the eager loop is itself the reference, and atol alone counts.
+"""The Triton kernels: output and every gradient, by the rule of tests/accuracy.py, on a GPU or in Triton's interpreter.
 
 A process either interprets or compiles: tests/test_triton_interpreter.py runs this file with TRITON_INTERPRET=1. Run
 otherwise, the tests need a GPU, which is looked for when one runs and not when they are collected.
@@ -14,9 +8,9 @@ import os
 
 import pytest
 import torch
+from accuracy import assert_as_good_as_eager, evaluate
 
 import fastcross
-from fastcross import reference
 
 INTERPRETING = os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
 pytestmark = [] if INTERPRETING else [pytest.mark.gpu]
@@ -43,15 +37,6 @@ def device():
     if not torch.cuda.is_available():
         pytest.skip("no GPU, and TRITON_INTERPRET is not set")
     return "cuda"
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_nan():
-    """What a kernel leaves unwritten shows as NaN."""
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(autouse=True)
@@ -85,30 +70,18 @@ def operands(operator, rows, d, layers, dtype, device, bias=True, stride=None, p
     return x(), weight, b, parameter(outputs, d, scale=d**-0.5)
 
 
-def evaluate(function, tensors, dtype=None, **options):
-    """The output and the gradients of all operands, for an incoming gradient that is the same in every dtype."""
-    leaves = [None if t is None else (t if dtype is None else t.to(dtype)).detach().requires_grad_() for t in tensors]
-    y = function(*leaves, **options)
+def gradient_of(y):
+    """The same in every dtype; its rows have a stride of their own."""
     dy = torch.linspace(-1, 1, y.numel() + y.shape[0], dtype=torch.float32, device=y.device)
-    dy = dy.bfloat16().to(y.dtype).view(y.shape[0], y.shape[1] + 1)[:, :-1]  # rows with a stride of their own
-    grads = torch.autograd.grad(y, [t for t in leaves if t is not None], dy)
-    return [y.detach(), *grads]
+    return dy.bfloat16().to(y.dtype).view(y.shape[0], y.shape[1] + 1)[:, :-1]
 
 
-def assert_as_good_as_eager(operator, tensors):
-    exact = evaluate(getattr(reference, operator), tensors, DOUBLE)
-    eager = evaluate(getattr(reference, operator), tensors, tensors[0].dtype)
-    ours = evaluate(getattr(fastcross, operator), tensors, backend="triton")
-    kinds = [tensors[0].dtype, *(t.dtype for t in tensors if t is not None)]
-    for i, (o, e, x, kind) in enumerate(zip(ours, eager, exact, kinds, strict=True)):
-        assert o.dtype == kind
-        assert o.shape == x.shape
-        if x.numel() == 0:
-            continue
-        atol = (4096 if e.dtype == DOUBLE else 4) * torch.finfo(e.dtype).eps * x.abs().max()
-        error, allowed = (o.double() - x).abs().max(), 2 * (e.double() - x).abs().max() + atol
-        assert error <= allowed, f"result {i} of {operator}: error {error:.3g}, allowed {allowed:.3g}"
-    return ours
+def check(operator, tensors):
+    return assert_as_good_as_eager(operator, tensors, "triton", gradient_of)
+
+
+def results(operator, tensors):
+    return evaluate(getattr(fastcross, operator), tensors, gradient_of, backend="triton")
 
 
 CASES = {  # rows, d, layers, dtype, further arguments
@@ -141,13 +114,13 @@ CASES = {  # rows, d, layers, dtype, further arguments
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_output_and_gradients(operator, case, device):
     rows, d, layers, dtype, further = CASES[case]
-    assert_as_good_as_eager(operator, operands(operator, rows, d, layers, dtype, device, **further))
+    check(operator, operands(operator, rows, d, layers, dtype, device, **further))
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_same_bits_again(operator, device):
     tensors = operands(operator, 70, 20, 3, SINGLE, device)
-    first, second = (evaluate(getattr(fastcross, operator), tensors, backend="triton") for _ in range(2))
+    first, second = results(operator, tensors), results(operator, tensors)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
@@ -187,7 +160,7 @@ def test_writes_nothing_between_rows(operator, d, device, monkeypatch):
 
     monkeypatch.setattr(cross_layer, "empty_rows", empty_rows)
     monkeypatch.setattr(cross_network, "empty_rows", empty_rows)
-    assert_as_good_as_eager(operator, operands(operator, 6, d, 2, SINGLE, device, stride=d + 7))
+    check(operator, operands(operator, 6, d, 2, SINGLE, device, stride=d + 7))
     assert bands
     for band, width in bands:
         assert not (band[2:-2, 8 : 8 + width] == 7).any()
@@ -208,20 +181,20 @@ def test_parameters_of_any_layout(device):
     x0, weight, bias = operands("cross_network", 4, 33, 3, SINGLE, device)
     turned = [t.T.contiguous().T for t in (weight, bias)]
     assert turned[0].stride(1) != 1
-    expected = evaluate(fastcross.cross_network, (x0, weight, bias), backend="triton")
-    results = evaluate(fastcross.cross_network, (x0, *turned), backend="triton")
-    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
+    expected = results("cross_network", (x0, weight, bias))
+    ours = results("cross_network", (x0, *turned))
+    assert all(torch.equal(a, b) for a, b in zip(ours, expected, strict=True))
 
 
 @pytest.mark.skipif(INTERPRETING, reason="a graph is captured on a GPU")
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_cuda_graph(operator, device):
     tensors = operands(operator, 64, 1026, 6, SINGLE, device)
-    expected = evaluate(getattr(fastcross, operator), tensors, backend="triton")
+    expected = results(operator, tensors)
     torch.use_deterministic_algorithms(False)  # filling fresh memory is no part of the graph
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        captured = evaluate(getattr(fastcross, operator), tensors, backend="triton")
+        captured = results(operator, tensors)
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(captured, expected, strict=True))

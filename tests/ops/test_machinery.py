@@ -6,6 +6,7 @@ import textwrap
 
 import pytest
 import torch
+from accuracy import evaluate
 from torch.autograd import forward_ad
 
 import fastcross
@@ -20,15 +21,22 @@ def operands():
 
 
 @pytest.mark.parametrize("size", [8, 4096])
-def test_a_default_device_does_not_move_the_scratch(operands, size):
+@pytest.mark.parametrize("operator", ["cross_layer", "cross_network", "cross_logits"])
+def test_a_default_device_does_not_move_the_scratch(operands, operator, size):
     x0, w, b = torch.randn(size, 9), *operands[1:]
-    expected = fastcross.cross_network(x0, w, b)
+    tensors = {
+        "cross_layer": (x0, x0.flip(0), w[0], b[0]),
+        "cross_network": (x0, w, b),
+        "cross_logits": (x0, w, b, w[:2] + 1),
+    }[operator]
+    function = getattr(fastcross, operator)
+    expected = evaluate(function, tensors)
     with torch.device("meta"):
-        assert torch.equal(fastcross.cross_network(x0, w, b), expected)
-        fastcross.cross_layer(x0, x0, w[0], b[0])
-        x0.requires_grad_()
-        fastcross.cross_network(x0, w, b).backward(expected)
-        fastcross.cross_layer(x0, x0, w[0], b[0]).backward(expected)
+        assert torch.equal(function(*tensors), expected[0])
+        results = evaluate(function, tensors)
+    assert all(torch.equal(ours, before) for ours, before in zip(results, expected, strict=True))
+    for ours, exact in zip(results, evaluate(getattr(reference, operator), tensors, dtype=torch.float64), strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4 * exact.abs().max().item())
 
 
 def test_a_fork_before_the_first_call():

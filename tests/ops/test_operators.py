@@ -1,15 +1,8 @@
-"""The output and every gradient of each operator, on each backend that runs here, by one rule.
-
-    err(ours, ref64) <= 2 · err(eager loop in the same dtype, ref64) + atol
-
-where ref64 is ``fastcross.reference`` in float64. The eager loop rounds to the storage dtype after every operation;
-atol is four units in the last place of the largest value: both errors are maxima of a handful of roundings (dot,
-recurrence, product, sum) of up to half a unit each, and what one order of a sum loses another may win. In float64 the
-eager loop is itself the reference, and atol alone counts: the few thousand roundings of the longest sums here.
-"""
+"""The output and every gradient of each operator, on each backend that runs here, by the rule of tests/accuracy.py."""
 
 import pytest
 import torch
+from accuracy import assert_as_good_as_eager, evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,42 +36,9 @@ def operands(operator, rows, d, layers, outputs, bias, dtype, seed=0):
     return normal(rows, d), weight, b, normal(outputs, d, scale=d**-0.5)
 
 
-def evaluate(function, tensors, dy=None, **options):
-    """The output and the gradients of all operands, for the incoming gradient dy."""
-    leaves = [None if t is None else t.detach().requires_grad_() for t in tensors]
-    y = function(*leaves, **options)
-    given_leaves = [t for t in leaves if t is not None]
-    grads = torch.autograd.grad(y, given_leaves, torch.ones_like(y) if dy is None else dy.to(y.dtype))
-    return [y.detach(), *grads]
-
-
-def assert_as_good_as_eager(operator, tensors, backend, dy=None):
-    exact = evaluate(getattr(reference, operator), [None if t is None else t.double() for t in tensors], dy)
-    eager = evaluate(getattr(reference, operator), tensors, dy)
-    ours = evaluate(getattr(fastcross, operator), tensors, dy, backend=backend)
-    for i, (o, e, x) in enumerate(zip(ours, eager, exact, strict=True)):
-        assert o.dtype == e.dtype
-        assert o.shape == x.shape
-        if x.numel() == 0:
-            continue
-        ulp = torch.finfo(o.dtype).eps * x.abs().max()
-        atol = (4096 if o.dtype == torch.float64 else 4) * ulp
-        error, allowed = (o.double() - x).abs().max(), 2 * (e.double() - x).abs().max() + atol
-        assert error <= allowed, f"result {i} of {operator}: error {error:.3g}, allowed {allowed:.3g}"
-
-
 def random_gradient(operator, tensors, seed=1):
     shape = (*tensors[0].shape[:-1], tensors[-1].shape[0]) if operator == "cross_logits" else tensors[0].shape
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-@pytest.fixture(autouse=True)
-def fresh_memory_is_nan():
-    """What a kernel allocates and forgets to write shows as NaN."""
-    torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
-    yield
-    torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
