@@ -1,70 +1,86 @@
-"""The arguments of the fastcross command, and the help that teaches them."""
+"""The commands and their arguments."""
 
 import argparse
 import shutil
+import sys
+from collections.abc import Sequence
 
 from fastcross._version import __version__
 from fastcross.cli.help import DESCRIPTION, EXAMPLES
-from fastcross.cli.values import at_least, integers, layers, multi_valued, names
-from fastcross.data.formats import FORMATS
-from fastcross.models import MODELS
-from fastcross.training.config import (
-    EMBEDDINGS,
-    GENERATED_LOG_OPTIONS,
-    GENERATED_LOG_TRAINING,
-    GENERATED_ROWS,
-    SCHEDULES,
-    SHARDINGS,
-    TrainingConfig,
+from fastcross.cli.options import (
+    add_data,
+    add_distributed,
+    add_model,
+    add_preparation,
+    add_reading,
+    add_trained_on,
+    add_training,
 )
+from fastcross.cli.values import at_least, integers, names, run_folder
+from fastcross.models import MODELS
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of a command; what cannot be parsed ends the process with one line and exit code 2."""
+    parser = build_parser()
+    args, rest = parser.parse_known_args(argv)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        raise SystemExit(2)
+    if rest:
+        files = [text for text in rest if not text.startswith("-")]
+        hint = f"; did you mean --data {files[0]}?" if files and args.command in ("train", "compare") else ""
+        args.parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
+    return args
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="fastcross", description=DESCRIPTION, formatter_class=_Format)
     parser.add_argument("--version", action="version", version=f"fastcross {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     def command(name: str, help: str) -> argparse.ArgumentParser:
         about = f"{help[0].upper()}{help[1:]}."
         sub = commands.add_parser(name, help=help, description=about, epilog=EXAMPLES[name], formatter_class=_Format)
         sub.add_argument("--debug", action="store_true", help="show the traceback of an error")
-        sub.set_defaults(default_of=sub.get_default)  # by which conflicts.py sees what was given
+        sub.set_defaults(parser=sub)
         return sub
 
     prepare = command("prepare", "turn a log or table into a cache that training reads at full speed")
     prepare.add_argument("data", nargs="+", metavar="FILE", help="input file or files, in order of time")
     prepare.add_argument("--cache", required=True, metavar="FOLDER", help="the cache to write")
-    _add_preparation(prepare)
+    add_preparation(prepare)
 
     train = command("train", "train a model, by default DCN on a generated click log")
-    _add_data(train)
+    add_data(train)
     train.add_argument("--run", metavar="FOLDER", help="run folder (default: runs/MODEL-DATE-TIME)")
     train.add_argument(
         "--resume",
+        type=run_folder,
         metavar="FOLDER",
         help="continue this run; all other options come from it, but for --cache if its data has moved",
     )
     train.add_argument("--model", default="dcn", choices=MODELS, help="which model (default: %(default)s)")
     train.add_argument("--seed", type=at_least(0), default=0, help="of weights, order of rows, dropout (default: 0)")
-    _add_model(train)
-    _add_training(train)
-    _add_distributed(train)
+    add_model(train)
+    add_training(train)
+    add_distributed(train)
 
     evaluate = command("evaluate", "metrics of a trained model on a part of its data or on a new file")
-    evaluate.add_argument("run", metavar="RUN", help="run folder, or a best.safetensors file")
+    evaluate.add_argument("run", type=run_folder, metavar="RUN", help="run folder, or its best.safetensors")
     evaluate.add_argument("--part", default="test", help="train, validation or test (default: %(default)s)")
     evaluate.add_argument("--data", metavar="FILE", help="a cache, or a labelled file like the one trained on")
     evaluate.add_argument("--output", metavar="FILE", help="write the metrics to this JSON file too")
-    _add_reading(evaluate)
-    _add_trained_on(evaluate)
+    add_reading(evaluate)
+    add_trained_on(evaluate)
 
     predict = command("predict", "probabilities for the rows of a file")
-    predict.add_argument("run", metavar="RUN", help="run folder, or a best.safetensors file")
+    predict.add_argument("run", type=run_folder, metavar="RUN", help="run folder, or its best.safetensors")
     predict.add_argument("data", metavar="FILE", help="a file like the one trained on, with or without labels")
     predict.add_argument("--output", required=True, metavar="FILE", help="where to write: .csv, .parquet or .npy")
     predict.add_argument("--id-column", metavar="NAME", help="a column of FILE to carry over, to know the rows by")
-    _add_reading(predict)
-    _add_trained_on(predict)
+    add_reading(predict)
+    add_trained_on(predict)
 
     explain = command("explain", "which crosses a trained DCN uses, exactly, as a page with figures")
     explain.add_argument("run", metavar="RUN", help="run folder")
@@ -75,160 +91,27 @@ def build_parser() -> argparse.ArgumentParser:
     explain.add_argument("--output", metavar="FOLDER", help="where to write the page (default: RUN/explanation)")
 
     export = command("export", "write a trained model to a file for serving that does without fastcross")
-    export.add_argument("run", metavar="RUN", help="run folder, or a best.safetensors file")
+    export.add_argument("run", type=run_folder, metavar="RUN", help="run folder, or its best.safetensors")
     export.add_argument("--output", required=True, metavar="FILE", help="where to write: .pt2 or .onnx")
 
     compare = command("compare", "train several models on the same split: the paper's table 1 for your data")
-    _add_data(compare)
+    add_data(compare)
     compare.add_argument(
         "--models", type=names, default=list(MODELS), metavar="NAMES", help=f"of {', '.join(MODELS)} (default: all)"
     )
     compare.add_argument("--seeds", type=integers, default=[0], metavar="N,N,…", help="one run each (default: 0)")
     compare.add_argument("--output", metavar="FOLDER", help="where to save (default: runs/compare-DATE-TIME)")
-    _add_model(compare)
-    _add_training(compare)
+    add_model(compare)
+    add_training(compare)
 
     convert = command("convert", "the checkpoints of a run from one file to shards, or back")
-    convert.add_argument("run", metavar="RUN", help="run folder")
+    convert.add_argument("run", type=run_folder, metavar="RUN", help="run folder")
     convert.add_argument("output", metavar="OUT", help="run folder to write; resume and evaluate it like the other")
     convert.add_argument("--to", required=True, choices=("single", "sharded"), help="single: as without --distributed")
 
     info = command("info", "versions and backends, or what a run or a cache holds")
     info.add_argument("path", nargs="?", metavar="RUN|CACHE")
     return parser
-
-
-def _add_preparation(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("reading the input")
-    group.add_argument("--format", default="auto", choices=("auto", *FORMATS), help="default: by the file's beginning")
-    group.add_argument(
-        "--split",
-        metavar="SPLIT",
-        help="time (first 6/7 train, the rest halved), random, with fractions as in random:0.8,0.1,0.1, files, or one "
-        "fraction for training, the rest for test (default: time)",
-    )
-    group.add_argument("--time-column", metavar="NAME", help="orders the rows for --split time, if the file does not")
-    group.add_argument("--split-seed", type=at_least(0), default=0, metavar="N", help="of a random split (default: 0)")
-    group.add_argument("--min-frequency", type=at_least(0), metavar="N", help="rarer values share one id (default: 10)")
-    group.add_argument("--hash-buckets", type=at_least(1), metavar="N", help="hash values into N ids, no vocabularies")
-    _add_reading(group)
-    group = parser.add_argument_group(
-        "columns of csv and parquet files", "What is not said here is inferred from the rows, and printed with reasons."
-    )
-    group.add_argument("--label", metavar="NAME", help="default: label, click, clicked, target or y")
-
-    def add(flag: str, help: str) -> None:
-        group.add_argument(flag, type=names, action="extend", metavar="A,B", help=help)
-
-    add("--categorical", "columns whose values are names or ids")
-    add("--dense", "columns whose values are quantities")
-    group.add_argument(
-        "--multi",
-        type=multi_valued,
-        action="append",
-        metavar="NAME:SEP",
-        help="a column with several values per row and what is between them, as in 'genres:|'; repeat it for more",
-    )
-    add("--datetime", "columns that become the hour and the weekday")
-    add("--drop", "columns to leave out")
-    group.add_argument("--columns", metavar="JSON", help="a file with label, dense, categorical, bags, classes …")
-
-
-def _add_reading(parser: argparse._ActionsContainer) -> None:
-    parser.add_argument(
-        "--on-error",
-        default="stop",
-        choices=("stop", "skip"),
-        help="at a bad row: stop, or skip and count it (default: stop)",
-    )
-
-
-def _add_data(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--data",
-        nargs="+",
-        metavar="PATH",
-        help="a cache, or files to prepare first; default: a generated click log with planted crosses, and for it "
-        + " ".join(
-            f"--{name.replace('_', '-')} {_spelt(value)}"
-            for name, value in {**GENERATED_LOG_OPTIONS, **GENERATED_LOG_TRAINING}.items()
-        ),
-    )
-    parser.add_argument("--rows", type=at_least(1), metavar="N", help=f"of that log (default: {GENERATED_ROWS:,})")
-    parser.add_argument("--cache", metavar="FOLDER", help="where to keep prepared data (default: ~/.cache/fastcross)")
-    _add_preparation(parser)
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("model")
-    group.add_argument("--cross-layers", type=at_least(0), metavar="N", help="of DCN (default: the model's own)")
-    group.add_argument("--deep-layers", type=layers, metavar="SIZES", help="as in 1024,1024 or 292x6; 0 for none")
-    group.add_argument("--embedding-dim", type=at_least(1), metavar="N", help="default: 6 · cardinality^(1/4)")
-    group.add_argument("--structure", choices=("parallel", "stacked"), help="of DCN (default: parallel)")
-    group.add_argument("--dropout", type=float, metavar="P", help="in the deep network (default: 0)")
-    group.add_argument("--batch-norm", action=argparse.BooleanOptionalAction, help="in the deep network (default: yes)")
-    group.add_argument("--l2", type=float, metavar="λ", help="weight of the regularisation term (default: 0)")
-    group.add_argument(
-        "--cross", dest="crosses", type=names, action="append", metavar="A,B", help="of wide_deep; repeat it for more"
-    )
-    group.add_argument("--backend", help="auto, triton, numba, torch or reference (default: auto)")
-
-
-def _add_training(parser: argparse.ArgumentParser) -> None:
-    paper = TrainingConfig()
-    group = parser.add_argument_group("training")
-
-    def add(name: str, kind: type, help: str, metavar: str = "N") -> None:
-        default = getattr(paper, name.replace("-", "_"))
-        text = help if default is None else f"{help} (default: {default:g})"
-        group.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
-
-    add("batch-size", int, "rows per step")
-    add("epochs", int, "passes over the training part, at most")
-    add("max-steps", int, "stop after this many steps at the latest")
-    add("lr", float, "learning rate", "RATE")
-    group.add_argument("--schedule", choices=SCHEDULES, help="of the rate (default: constant)")
-    add("warmup-steps", int, "steps of linear warm-up")
-    group.add_argument("--optimizer", metavar="NAME", help="adam or sgd (default: adam)")
-    add("clip-norm", float, "largest gradient norm; 0 for no clipping", "NORM")
-    add("evaluate-every", int, "steps between evaluations (default: once per epoch)")
-    add("patience", int, "stop after this many evaluations without a better validation logloss; 0 for never")
-    add("max-loss", float, "stop when the training loss exceeds this", "LOSS")
-    add("checkpoint-seconds", float, "time between checkpoints", "S")
-    group.add_argument("--bf16", action=argparse.BooleanOptionalAction, help="bfloat16 autocast (default: if it gains)")
-    group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
-    group.add_argument("--threads", type=at_least(1), metavar="N", help="CPU threads (default: all cores)")
-
-
-def _add_distributed(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("embedding tables, and several processes")
-    group.add_argument(
-        "--embedding",
-        default="auto",
-        choices=EMBEDDINGS,
-        help="whose tables: fastcross's, or fbgemm's through TorchRec (default: auto, the faster one)",
-    )
-    group.add_argument("--distributed", action="store_true", help="shard the embedding tables over several processes")
-    group.add_argument(
-        "--processes", type=at_least(1), metavar="N", help="on this machine, for --distributed; torchrun starts its own"
-    )
-    group.add_argument(
-        "--max-restarts", type=at_least(0), default=0, metavar="N", help="of processes that died (default: 0)"
-    )
-    group.add_argument(
-        "--sharding",
-        default="auto",
-        choices=SHARDINGS,
-        help="how tables are divided: whole tables, rows, columns, or as TorchRec's planner sees fit (default: auto)",
-    )
-
-
-def _add_trained_on(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--cache", metavar="FOLDER", help="the cache the model was trained on, if it has moved")
-
-
-def _spelt(value: object) -> str:
-    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 class _Format(argparse.RawDescriptionHelpFormatter):

@@ -19,6 +19,8 @@ def compare(args: Namespace) -> int:
     require("training", "train")
     folder = Path(args.output or run_name("compare"))
     plans = {(name, seed): experiment(args, name, seed, strict=False) for name in args.models for seed in args.seeds}
+    for plan in plans.values():
+        plan.check()
     with bars() as progress:
         cache, optimum = dataset(args).open(show, progress=progress)
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in args.models}

@@ -20,7 +20,7 @@ PREPARATION = (
     "hash_buckets",
     "on_error",
 )
-WITH_RESUME = ("command", "debug", "argv", "default_of", "resume", "cache", "processes", "max_restarts")
+WITH_RESUME = ("command", "debug", "argv", "parser", "resume", "cache", "processes", "max_restarts")
 
 
 def check_data(args: Namespace) -> None:
@@ -39,7 +39,7 @@ def check_resume(args: Namespace) -> None:
 
 def refuse(args: Namespace, what: str, names: Iterable[str]) -> None:
     """Raise where one of these options was given, that is, where it differs from its default."""
-    given = sorted(flag(name) for name in names if getattr(args, name) != args.default_of(name))
+    given = sorted(flag(name) for name in names if getattr(args, name) != args.parser.get_default(name))
     if given:
         raise ValueError(f"{', '.join(given)} {'has' if len(given) == 1 else 'have'} no effect on {what}")
 

@@ -103,4 +103,6 @@ def _split(text: str) -> str:
         train = float(text)
     except ValueError:
         return text
+    if not 0 < train < 1:
+        raise ValueError(f"a --split of one number is the fraction that trains, between 0 and 1; got {text}")
     return f"random:{train:g},0,{1 - train:g}"

@@ -1,5 +1,6 @@
 """fastcross export and convert: a trained model, or a run's checkpoints, in another form."""
 
+import warnings
 from argparse import Namespace
 from pathlib import Path
 
@@ -22,7 +23,10 @@ def export(args: Namespace) -> int:
     ids, offsets = torch.zeros(3, dtype=torch.int64), torch.tensor([0, 1])
     bags = tuple((ids, offsets, torch.ones(3)) if name in weighted else (ids, offsets) for name in schema.bag_names)
     inputs = (dense, categorical, bags) if bags else (dense, categorical)
-    export_model(trained.model, output, inputs, to=output.suffix[1:])
+    with warnings.catch_warnings():
+        if not args.debug:  # what PyTorch's exporter says of its own code
+            warnings.simplefilter("ignore")
+        export_model(trained.model, output, inputs, to=output.suffix[1:])
     show(f"exported: {output}; its inputs, for any batch size:")
     show(f"  dense        float32 (batch, {dense.shape[1]})  {_listed(schema.dense_names)}")
     show(f"  categorical  int64   (batch, {categorical.shape[1]})  {_listed(schema.categorical_names)}")

@@ -18,9 +18,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command, debug = "", False
     try:
         with _leaving_at_once():
-            from fastcross.cli.arguments import build_parser
+            from fastcross.cli.arguments import parse
 
-            args = build_parser().parse_args(argv)
+            args = parse(argv)
             command, debug = args.command, args.debug
             args.argv = list(sys.argv[1:] if argv is None else argv)
             run: Callable[..., int] = getattr(

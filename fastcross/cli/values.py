@@ -3,6 +3,7 @@
 import re
 from argparse import ArgumentTypeError
 from collections.abc import Callable
+from pathlib import Path
 
 
 def names(text: str) -> list[str]:
@@ -10,7 +11,19 @@ def names(text: str) -> list[str]:
     found = [name.strip() for name in text.split(",") if name.strip()]
     if not found:
         raise ArgumentTypeError(f"expected names with commas between them, as in a,b; got {text!r}")
+    if twice := [name for name in found if found.count(name) > 1]:
+        raise ArgumentTypeError(f"{twice[0]} is named twice in {text!r}")
     return found
+
+
+def run_folder(text: str) -> str:
+    """A run, by its folder or the checkpoint in it."""
+    path = Path(text)
+    if not path.exists():
+        raise ArgumentTypeError(f"there is no {text}")
+    if path.is_file() and path.suffix != ".safetensors":
+        raise ArgumentTypeError(f"expected a run folder, or the best.safetensors in it; got the file {text}")
+    return text
 
 
 def at_least(smallest: int) -> Callable[[str], int]:
@@ -31,7 +44,7 @@ def at_least(smallest: int) -> Callable[[str], int]:
 def integers(text: str) -> list[int]:
     """0,1,2"""
     try:
-        return [int(number) for number in text.split(",")]
+        return [int(number) for number in names(text)]
     except ValueError:
         raise ArgumentTypeError(f"expected whole numbers with commas between them, as in 0,1,2; got {text!r}") from None
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from fastcross._version import __version__
+from fastcross.batch import Schema
 from fastcross.data import Cache
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.config import (
@@ -28,7 +29,7 @@ from fastcross.training.config import (
 from fastcross.training.dataset import Dataset, Opened, Progress, Show
 from fastcross.training.loop import Trainer
 from fastcross.training.options import build, count, model_options, resolve_options
-from fastcross.training.processes import ALONE, Processes
+from fastcross.training.processes import ALONE, Processes, choose_device
 from fastcross.training.run_folder import Run, read_json, working_in, write_json
 
 SHARDED_MODELS = ("dcn", "dnn")  # those whose tables TorchRec can divide
@@ -71,6 +72,14 @@ class Experiment:
                 raise ValueError(f"sharding must be one of {', '.join(SHARDINGS)}; got {self.sharding!r}")
             if self.model not in SHARDED_MODELS:
                 raise ValueError(f"sharding trains the models {' and '.join(SHARDED_MODELS)}; got {self.model}")
+
+    def check(self) -> None:
+        """Raise where the model refuses an option or the device is not there: before data is prepared for minutes."""
+        options = {name: value for name, value in self.options.items() if name != "crosses"}  # they name columns
+        with torch.device("meta"):
+            build(self.model, options, Schema(("x",), ("y",), (3,)))
+        if self.sharding is None:  # the processes of a sharded run have a device each
+            choose_device(self.device)
 
     @classmethod
     def on_generated_log(
@@ -127,6 +136,7 @@ class Experiment:
             go_on: continue a folder that holds this experiment already, or just read it if it has finished.
             opened: the experiment's data, where it is open already.
         """
+        self.check()
         path, leads = Path(folder), processes.rank == 0
         with working_in(path) if leads else contextlib.nullcontext():
             # One process prepares the data; the others then find it.

@@ -59,6 +59,25 @@ def test_help_and_version_do_without_pytorch():
     assert printed.splitlines()[-1] == "[]"
 
 
+def test_commands_import_no_more_than_they_use():
+    """matplotlib takes a second, TorchRec several; both are imported where they are used."""
+    script = (
+        "import importlib, sys\n"
+        "for group in ('data', 'train', 'evaluate', 'predict', 'compare', 'export', 'info'):\n"
+        "    importlib.import_module(f'fastcross.cli.{group}')\n"
+        "    print(group, sorted({'matplotlib', 'torchrec', 'numba', 'triton', 'onnx'} & set(sys.modules)))"
+    )
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert [line.split(maxsplit=1)[1] for line in printed.splitlines()] == ["[]"] * 7
+
+
+def test_without_a_command_the_help_is_shown(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main([])
+    assert exit.value.code == 2
+    assert "first steps:" in capsys.readouterr().err
+
+
 UNREADABLE = {
     "--deep-layers foo": "expected layer sizes as in 1024,1024 or 292x6, or 0 for none; got 'foo'",
     "--deep-layers 3x": "got '3x'",
@@ -68,6 +87,8 @@ UNREADABLE = {
     "--rows 0": "must be at least 1; got 0",
     "--processes 0": "must be at least 1; got 0",
     "--cross ,": "expected names",
+    "--cross C1,C1": "C1 is named twice",
+    "clicks.txt": "unrecognized arguments: clicks.txt; did you mean --data clicks.txt? (see fastcross train --help)",
 }
 
 
@@ -87,6 +108,30 @@ def test_options_without_effect_are_refused(run, cache, log, fails):
     assert "--cross, --lr have no effect on a run that is resumed" in message
     assert "--part has no effect on a file" in fails("evaluate", run, "--data", log, "--part", "train")
     assert "--on-error has no effect on a cache" in fails("evaluate", run, "--on-error", "skip")
+
+
+def test_options_are_checked_before_data_is_prepared(log, fails, tmp_path):
+    """An error after minutes of reading helps nobody."""
+    for options, expected in (
+        (("--dropout", 3), "dropout"),
+        (("--backend", "cuda"), "backend must be one of"),
+        (("--device", "gpu"), "cannot use the device 'gpu'"),
+        (("--split", 2), "between 0 and 1; got 2"),
+    ):
+        for command in ("train", "compare"):
+            assert expected in fails(command, "--data", log, *options)
+    assert not (tmp_path / "user").exists()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_what_is_no_run_and_no_cache(log, run, fails, tmp_path):
+    swapped = fails("predict", log, run, "--output", "p.csv")
+    assert f"expected a run folder, or the best.safetensors in it; got the file {log}" in swapped
+    assert "there is no nowhere" in fails("evaluate", "nowhere")
+    assert "there is no nowhere" in fails("info", "nowhere")
+    assert f"{log} is neither a run folder" in fails("info", log)
+    assert "no column Z; the columns are" in fails("predict", run, log, "--output", "p.csv", "--id-column", "Z")
+    assert "0 is named twice" in fails("compare", "--seeds", "0,1,0")
 
 
 def test_a_defect_says_what_and_how_to_find_it(fails, monkeypatch):

@@ -64,7 +64,7 @@ def test_what_was_inferred_is_printed_with_reasons(films, capsys):
     assert reasons["user_id"] == "categorical"
     assert reasons["genres"] == "multi-valued"
     assert reasons["length"] == "dense"
-    assert "label: liked; no = 0 (1,000 rows), yes = 1 (1,000 rows)" in printed
+    assert "label liked: no is 0 (1,000 rows), yes is 1 (1,000 rows)" in printed
     assert "split by time: the first 0.8571 of the rows train" in printed
     for data in ("c", films):
         options = [] if data == "c" else ["--label", "liked", "--cache", "c"]
@@ -72,7 +72,7 @@ def test_what_was_inferred_is_printed_with_reasons(films, capsys):
             assert main(["train", "--data", data, *options, "--run", f"{data}-{run}", *SMALL]) == 0
             errors = capsys.readouterr().err
             assert "genres multi-valued several values with | between them" in " ".join(errors.split())
-            assert "label: liked; no = 0" in errors
+            assert "label liked: no is 0" in errors
             assert "split by time" in errors
 
 

@@ -14,7 +14,7 @@ from fastcross.data.columns import Columns
 from fastcross.data.errors import BadRow, DataError, Problems
 from fastcross.data.formats.lines import LineBlock, Quoting, first_line, read_blocks
 from fastcross.data.formats.records import Record, records
-from fastcross.data.formats.table import Head, find_bad
+from fastcross.data.formats.table import Head, check_present, find_bad
 from fastcross.data.inference import Finding
 
 PARSED_AT_ONCE = 1 << 20  # bytes: what Arrow holds in the processor's cache between its passes
@@ -148,6 +148,7 @@ class FixedText:
         names = self.dialect.names
         if line.count(self.dialect.delimiter) + 1 == len(names) - 1:
             names = tuple(name for name in names if name != columns.label)
+        check_present(path, columns.read(labelled, carry), names)
         return TextTable(replace(self.dialect, names=names), columns, labelled, carry)
 
 
