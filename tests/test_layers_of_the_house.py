@@ -1,9 +1,10 @@
-"""The house: imports point one way, ``import fastcross`` stays light.
+"""The house: imports point one way, files and signatures stay short, ``import fastcross`` stays light.
 
 Imports inside functions, under TYPE_CHECKING and by importlib count as all others do.
 """
 
 import ast
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ FLOORS = (
 HEIGHT = {room: height for height, floor in enumerate(FLOORS) for room in floor}
 FACADE = "fastcross"  # what users import; nothing inside does
 HEAVY = ("numba", "triton", "pyarrow", "matplotlib", "tqdm", "fastcross.data", "fastcross.training")
+COMPILERS = {"jit", "inline"}  # decorators of functions that take their arguments in registers
 
 
 def sources(*folders):
@@ -74,6 +76,14 @@ def test_nothing_imports_upward():
     assert [(a, b) for a, b in inside if room(b) == FACADE or HEIGHT[room(b)] >= HEIGHT[room(a)]] == []
 
 
+def test_no_module_imports_itself_in_a_circle():
+    tuple(
+        graphlib.TopologicalSorter(
+            {module: others & MODULES.keys() for module, others in IMPORTS.items()}
+        ).static_order()
+    )
+
+
 def test_kernels_know_nothing_of_modules_and_autograd():
     kernels = {module: tree for module, tree in MODULES.items() if room(module) == "kernels"}
     used = {(m, other) for m in kernels for other in IMPORTS[m] if other.startswith(("torch.nn", "torch.autograd"))}
@@ -101,3 +111,22 @@ def test_import_is_light():
         ask = f"import sys; {script}; print([name for name in {HEAVY} if name in {{*sys.modules}} - before])"
         run = subprocess.run([sys.executable, "-c", ask], cwd=ROOT, capture_output=True, text=True, check=True)
         assert run.stdout.strip() == "[]"
+
+
+FILES = sources("fastcross", "kernels", "tests", "benchmarks", "examples")
+
+
+def is_compiled(function):
+    decorators = (node.func if isinstance(node, ast.Call) else node for node in function.decorator_list)
+    return any(ast.unparse(node).split(".")[-1] in COMPILERS for node in decorators)
+
+
+GIVEN = {"embedding_bag"}  # aten's own signature
+
+
+def test_calls_can_be_read_without_counting():
+    nodes = ((path, node) for path in FILES for node in ast.walk(ast.parse(path.read_text())))
+    functions = [(path, node) for path, node in nodes if isinstance(node, ast.FunctionDef) and node.name not in GIVEN]
+    host = [(path, function) for path, function in functions if not is_compiled(function)]
+    assert host
+    assert [f"{path.name}: {f.name}" for path, f in host if len(f.args.posonlyargs) + len(f.args.args) > 8] == []

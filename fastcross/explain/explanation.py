@@ -78,13 +78,13 @@ class Explanation:
         """The heat map of the pairs."""
         from fastcross.explain.plots import heat_map  # with matplotlib, which is slow to import
 
-        return heat_map(self)
+        return heat_map(self.names, self.pairs)
 
     def plot_degrees(self) -> "Figure":
         """The share of the variance by degree."""
         from fastcross.explain.plots import degree_bars
 
-        return degree_bars(self)
+        return degree_bars(self.degrees, self.unexplained)
 
 
 def explain(

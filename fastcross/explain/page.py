@@ -43,7 +43,7 @@ def write_page(
         example: the parts of one example's logit, and ``values``: that example's values by field.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    figures = {"degrees": plots.degree_bars(explanation), "pairs": plots.heat_map(explanation)}
+    figures = {"degrees": explanation.plot_degrees(), "pairs": explanation.plot_pairs()}
     if example:
         figures["example"] = plots.waterfall(example, dict(values or {}))
     images = {name: _save(figure, folder / f"{name}.png") for name, figure in figures.items()}

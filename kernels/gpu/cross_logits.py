@@ -47,7 +47,7 @@ def cross_logits_bwd(
     plan = launch.backward(N, x0.element_size(), hardware.of(x0.device), 2, (L + C) * need_sums, whole_rows=False)
     packed, c, _ = pack(w, b, v, plan.segments(N) * plan.columns, x0)
     alpha, dp, dc = recurrence_bwd(p, c, L, has_bias, dz=dz, need_dc=need_dc)
-    dx0, sums, _ = rows_bwd(plan, None, x0, packed, alpha, dp, need_dx0, need_sums, False, False)
+    dx0, sums, _ = rows_bwd(plan, None, x0, packed, alpha, dp, need_dx0=need_dx0, need_dw=need_sums)
     dw, dv = w.new_empty(w.shape if need_dw else 0), v.new_empty(v.shape if need_dv else 0)
     db = (w if b is None else b).new_empty(w.shape if need_db else 0)
     if need_sums or need_db:

@@ -219,7 +219,10 @@ def cross_network_bwd(
     packed, c, _ = pack(w, b, None, plan.segments(x0.shape[1]) * plan.columns, x0)
     a = None if plan.whole_rows else row_dot(dy, x0, c)
     alpha, dp, dc = recurrence_bwd(p, c, L, has_bias, a, need_dc=need_dc and not plan.whole_rows)
-    dx0, sums, a = rows_bwd(plan, dy, x0, packed, alpha, dp, need_dx0, need_dw, need_db, need_dc and plan.whole_rows)
+    keep_a = need_dc and plan.whole_rows
+    dx0, sums, a = rows_bwd(
+        plan, dy, x0, packed, alpha, dp, need_dx0=need_dx0, need_dw=need_dw, need_dy_sum=need_db, keep_a=keep_a
+    )
     if need_dc and plan.whole_rows:
         _, _, dc = recurrence_bwd(p, c, L, has_bias, a, need_dp=False, need_dc=True)
     dw = w.new_empty(w.shape if need_dw else 0)
@@ -236,10 +239,11 @@ def rows_bwd(
     packed: Tensor,
     alpha: Tensor,
     dp: Tensor,
+    *,
     need_dx0: bool,
     need_dw: bool,
-    need_dy_sum: bool,
-    keep_a: bool,
+    need_dy_sum: bool = False,
+    keep_a: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The pass over the rows: dx0, the programs' sums (parts, L + 1, columns), and a = dy·x0 (1, M) if it is kept."""
     (M, N), (L, columns) = x0.shape, packed.shape

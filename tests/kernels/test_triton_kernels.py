@@ -48,7 +48,7 @@ def few_programs(monkeypatch):
         monkeypatch.setattr(hardware, "of", lambda device: hardware.Hardware(processors=1))
 
 
-def operands(operator, rows, d, layers, dtype, device, bias=True, stride=None, params=None, outputs=2):
+def operands(operator, rows, d, layers, dtype, device, *, bias=True, stride=None, params=None, outputs=2):
     """x0 [, x], weight, bias [, head]; rows of unit variance with ``stride`` elements from one to the next."""
     generator = torch.Generator().manual_seed(rows + d + layers)
 
