@@ -116,6 +116,10 @@ def test_import_is_light():
 FILES = sources("fastcross", "kernels", "tests", "benchmarks", "examples")
 
 
+def test_files_can_be_read_in_one_sitting():
+    assert [path.name for path in FILES if len(path.read_text().splitlines()) > 300] == []
+
+
 def is_compiled(function):
     decorators = (node.func if isinstance(node, ast.Call) else node for node in function.decorator_list)
     return any(ast.unparse(node).split(".")[-1] in COMPILERS for node in decorators)
