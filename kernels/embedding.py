@@ -110,6 +110,9 @@ def sum_bag(values: Tensor, offsets: Tensor, coefficients: Tensor, g: Tensor, he
 
 def sum_rows(ids: Tensor, g: Tensor, height: int) -> Rows:
     """The distinct ids, and the rows of g summed over each."""
+    if ids.device.type == "cpu" and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < height:
+        # PyTorch's coalesce() would write out of bounds.
+        raise RuntimeError(f"a table has {height} ids; got others: they were changed since the forward pass")
     # A copy, because PyTorch's sparse operators overrun a single row that is a view of a wider one.
     g = g.to(accumulation_dtype(g), memory_format=torch.contiguous_format, copy=True)
     total = torch.sparse_coo_tensor(ids.unsqueeze(0), g, (height, g.shape[1]), check_invariants=False).coalesce()

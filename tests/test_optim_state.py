@@ -227,3 +227,11 @@ def test_bad_hyperparameters():
             optim.RowAdam([table], **options)
     with pytest.raises(ValueError, match="lr must be at least 0; got -1"):
         optim.RowSGD([table], lr=-1.0)
+
+
+def test_clipping_a_gradient_of_rows_that_are_not_there():
+    table, _ = stepped()
+    for rows in ([3, -1, 3], [1, 10], [10**12, 2]):
+        table.grad = sparse(rows, is_coalesced=False)
+        with pytest.raises(ValueError, match="a gradient must name rows 0 to 9 of its table; got row"):
+            optim.clip_grad_norm(nn.ParameterList([table]), 1.0)

@@ -111,6 +111,18 @@ def test_ids_changed_behind_autograds_back():
         x0.sum().backward()
 
 
+@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("bad", [-1, 9, 2**40])
+def test_values_changed_behind_autograds_back(bad, backend):
+    values, table = torch.zeros(64, dtype=torch.int64), nn.Parameter(torch.rand(9, 3))
+    bag = Bag(values, torch.arange(64))
+    ids = torch.zeros(64, 0, dtype=torch.int64)
+    x0 = embedding_stack(torch.zeros(64, 0), ids, [table], [bag], sparse_gradients=True, backend=backend)
+    values.numpy()[5] = bad
+    with pytest.raises(RuntimeError, match="a table has 9 ids; got others: they were changed since the forward pass"):
+        x0.sum().backward()
+
+
 def test_operands_of_another_kind():
     dense, ids, table = torch.zeros(2, 1), torch.zeros(2, 1, dtype=torch.int64), torch.rand(9, 4)
     bag = Bag(torch.tensor([1, 2]), torch.tensor([0, 1]))
