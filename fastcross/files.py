@@ -1,6 +1,7 @@
 """The one way a file or a folder comes to stand where it does, whole or not at all, and how damage to it is noticed."""
 
 import contextlib
+import errno
 import fcntl
 import glob
 import hashlib
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 CHUNK = 8 << 20  # bytes that are summed at once
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -26,7 +28,8 @@ def atomic(path: Path | str) -> Iterator[Path]:
     try:
         temporary.touch()
         mode = temporary.stat().st_mode
-        yield temporary
+        with _naming(path):
+            yield temporary
         temporary.chmod(mode)  # a library that makes its own file may keep it to its owner
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
@@ -39,6 +42,17 @@ def atomic(path: Path | str) -> Iterator[Path]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """A write for which the disk has no room does not know the name of its file; its error says it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_IS_FULL or error.filename is not None:
+            raise
+        raise OSError(error.errno, f"cannot be written: {os.strerror(error.errno)}", str(path)) from error
 
 
 @contextlib.contextmanager
@@ -57,7 +71,8 @@ def building(path: Path | str) -> Iterator[Path]:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             lock = stack.enter_context(open(folder / "lock", "w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
-        yield folder
+        with _naming(path):
+            yield folder
         old = path.with_name(folder.name.replace(".building-", ".replaced-"))
         with _locked(path.parent):
             if path.exists():

@@ -41,7 +41,10 @@ def save(path: Path | str, state: dict[str, Any]) -> None:
     except RecursionError:
         raise TypeError("a checkpoint holds no state that contains itself, or that is nested so deeply") from None
     with atomic(path) as temporary:
-        save_file(tensors, temporary, metadata={"format": FORMAT, "checksum": "0" * DIGITS, "state": structure})
+        try:
+            save_file(tensors, temporary, metadata={"format": FORMAT, "checksum": "0" * DIGITS, "state": structure})
+        except SafetensorError as error:  # a full disk, mostly
+            raise CheckpointError(f"{path} cannot be written: {_reason(error)}") from error
         header, position = _read_header(temporary)
         with open(temporary, "r+b") as file:
             file.seek(position)

@@ -4,6 +4,8 @@ import csv
 import gzip
 import os
 import shutil
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 
@@ -179,3 +181,17 @@ def test_a_file_that_breaks_off_says_so_and_returns_1(run, log, capsys, tmp_path
     assert "all from here on is lost" in captured
     assert main(["evaluate", str(run), "--data", "cut.txt.gz", "--on-error", "skip"]) == 1
     assert main(["prepare", "cut.txt.gz", "--cache", "c", "--on-error", "skip"]) == 1
+
+
+@pytest.mark.parametrize("output", ["p.csv", "p.parquet", "p.npy", "cache"])
+def test_a_disk_that_is_full(run, log, output, tmp_path):
+    """As a limit on the size of a file shows it: one line that names the file, and nothing left."""
+    limit = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))"
+    command = ["predict", str(run), str(log), "--output", output]
+    if output == "cache":
+        command = ["prepare", str(log), "--cache", output]
+    script = f"{limit}\nfrom fastcross.cli.main import main\nsys.exit(main({command}))"
+    process = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert process.returncode == 2
+    assert process.stderr.strip() == f"fastcross {command[0]}: {output}: cannot be written: File too large"
+    assert list(tmp_path.iterdir()) == []
