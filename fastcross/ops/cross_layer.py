@@ -19,7 +19,9 @@ def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = Non
         x: the previous layer's output, shaped like ``x0``.
         weight, bias: (d,) each; the bias may be left out.
         backend: "auto" takes Triton on a GPU, the fused CPU kernels on a CPU and PyTorch's own operators elsewhere;
-            "triton", "numba", "torch" (closed form) and "reference" (the paper, literally) ask for one.
+            "triton", "numba", "torch" (closed form) and "reference" (the paper, literally) ask for one. Where PyTorch
+            transforms operators (torch.func, tangents, export) and for subclasses such as DTensor, which have rules for
+            its own operators only, the closed form runs.
 
     Returns:
         (..., d) in the dtype of ``x0``. Sums run in float32 for half precision, under autocast too.
