@@ -52,7 +52,29 @@ def save(path: Path | str, state: dict[str, Any]) -> None:
 
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """What :func:`save` wrote, tensors on ``device``; a CheckpointError names a file that is damaged."""
+    """What :func:`save` wrote, tensors on ``device``; a CheckpointError names a file that is damaged.
+
+    It is read twice, to verify it and to load it. Where a newer file has taken its place in between, that one is read.
+    """
+    while True:
+        before, damage = _identity(path), None
+        try:
+            state = _load(path, device)
+        except CheckpointError as error:
+            damage = error
+        if _identity(path) == before:
+            if damage is not None:
+                raise damage
+            return state
+
+
+def _identity(path: Path | str) -> tuple[int, int, int]:
+    """What tells a file from another that takes its place."""
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _load(path: Path | str, device: torch.device | str) -> dict[str, Any]:
     try:
         verify(path)
         with safe_open(path, framework="pt", device=str(device)) as file:

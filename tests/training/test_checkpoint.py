@@ -210,3 +210,21 @@ def test_verify_names_the_file_whatever_byte_of_its_header_changed(tmp_path):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 2]) + whole[position + 1 :])
         with pytest.raises(checkpoint.CheckpointError, match=r"state\.safetensors"):
             checkpoint.verify(path)
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_no_damage(tmp_path, monkeypatch):
+    """A training goes on saving while somebody looks: the checksum of one file, the values of the next."""
+    path, newer = tmp_path / "last.safetensors", iter(range(1, 4))
+    checkpoint.save(path, {"step": 0, "w": torch.zeros(3)})
+    verify = checkpoint.verify
+
+    def verify_and_replace(path):
+        verify(path)
+        for step in newer:
+            checkpoint.save(path, {"step": step, "w": torch.full((3 + step,), float(step))})
+            break
+
+    monkeypatch.setattr(checkpoint, "verify", verify_and_replace)
+    found = checkpoint.load(path)
+    assert found["step"] == 3
+    assert torch.equal(found["w"], torch.full((6,), 3.0))
