@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fastcross.batch import Batch
 from fastcross.cli.printing import bar, show
-from fastcross.data import DataError, read_for_prediction
+from fastcross.data import read_for_prediction
 from fastcross.explain.decomposition import CrossLogit
 from fastcross.explain.describe import Describer
 from fastcross.explain.explanation import Explanation, explain_example
@@ -80,10 +80,9 @@ def _rows(trained: Trained, data: str | None) -> Batches:
 
 
 def _training(trained: Trained) -> Batches | None:
-    try:
-        cache = trained.open_cache()
-    except DataError:
+    if not Path(trained.cache).exists():
         return None
+    cache = trained.open_cache()
     return lambda: cache.batches("train", ROWS_PER_BATCH)
 
 
