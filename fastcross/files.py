@@ -28,7 +28,7 @@ def atomic(path: Path | str) -> Iterator[Path]:
     try:
         temporary.touch()
         mode = temporary.stat().st_mode
-        with _naming(path):
+        with naming(path):
             yield temporary
         temporary.chmod(mode)  # a library that makes its own file may keep it to its owner
         with open(temporary, "rb") as file:
@@ -45,8 +45,8 @@ def atomic(path: Path | str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """A write for which the disk has no room does not know the name of its file; its error says it."""
+def naming(path: Path) -> Iterator[None]:
+    """Gives the error of a full disk, which does not know the name of its file, that name."""
     try:
         yield
     except OSError as error:
@@ -71,7 +71,7 @@ def building(path: Path | str) -> Iterator[Path]:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             lock = stack.enter_context(open(folder / "lock", "w"))
             fcntl.flock(lock, fcntl.LOCK_EX)
-        with _naming(path):
+        with naming(path):
             yield folder
         old = path.with_name(folder.name.replace(".building-", ".replaced-"))
         with _locked(path.parent):

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from fastcross.extras import needs
-from fastcross.files import atomic
+from fastcross.files import atomic, naming
 from fastcross.interop.trace import trace
 
 TARGETS = {"pt2": (), "onnx": ("onnx", "onnxscript")}
@@ -49,12 +49,8 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any, to: str = "p
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
     program = trace(model, example_inputs)
-    try:
+    with naming(path):
         _write_package(program, path) if to == "pt2" else _write_onnx(program, path)
-    except OSError as error:  # such as a full disk; some of PyTorch's writers do not name the file
-        if error.errno is None or error.filename is not None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
     return path
 
 
