@@ -80,18 +80,35 @@ def check(rng, dense, ids, tables, bags, pooling, sparse, backend):
     differentiable = any(operand.needs_grad for operand in operands)
     found = [x0.detach(), *_gradients(x0, leaves, dy)] if differentiable else [x0.detach()]
 
-    def of_reference(convert, dy):
+    def of_reference(convert, dy, stack=reference.embedding_stack):
         tensors = [convert(operand.base).clone().requires_grad_(operand.needs_grad) for operand in operands]
-        y = call(lambda d, t, b: reference.embedding_stack(d, ids.long(), t, b, pooling), tensors)
+        y = call(lambda d, t, b: stack(d, ids.long(), t, b, pooling), tensors)
         return [y.detach(), *_gradients(y, tensors, dy)] if differentiable else [y.detach()]
 
     exact = of_reference(lambda base: base.double(), dy.double())
-    size = of_reference(lambda base: base.double().abs(), dy.double().abs())
+    size = of_reference(lambda base: base.double().abs(), dy.double().abs(), _stack_of_shares)
     eager = of_reference(lambda base: base, dy)
-    rule.compare(found, eager, exact, size, ["x0", *(f"gradient {i}" for i in range(len(operands)))][: len(found)])
+    names = ["x0", *(f"gradient {i}" for i in range(len(operands)))][: len(found)]
+    rule.compare(found, eager, exact, size, names, [operand.base.dtype for operand in operands])
+
+
+def _stack_of_shares(dense, ids, tables, bags, pooling):
+    """The reference with the sums that a mean divides by held constant: their derivative has the other sign, so what a
+    weight's gradient is made of, g·row / Σ weight, would cancel where every sign is positive."""
+    if pooling == "mean":
+        bags = [(values, offsets, _shares(len(values), offsets, weights)) for values, offsets, weights in bags]
+    return reference.embedding_stack(dense, ids, tables, bags, "sum")
+
+
+def _shares(count, offsets, weights):
+    weights = torch.ones(count, dtype=torch.float64) if weights is None else weights
+    row = torch.searchsorted(offsets, torch.arange(count), right=True) - 1
+    return weights / weights.new_zeros(len(offsets)).index_add(0, row, weights.detach())[row]
 
 
 def _gradients(y, leaves, dy):
+    if not y.requires_grad:  # nothing that is differentiated got into y, such as a table without an id
+        return [torch.zeros_like(leaf) if leaf.requires_grad else None for leaf in leaves]
     needed = [leaf for leaf in leaves if leaf.requires_grad]
     found = iter(torch.autograd.grad(y, needed, dy, allow_unused=True))
     each = [next(found) if leaf.requires_grad else None for leaf in leaves]

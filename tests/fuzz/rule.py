@@ -12,8 +12,9 @@ import torch
 ULPS = 16
 
 
-def compare(found, eager, exact, magnitudes, names):
-    """Each result by the rule; raises for the first that breaks it."""
+def compare(found, eager, exact, magnitudes, names, dtypes=()):
+    """Each result by the rule; raises for the first that breaks it. ``dtypes`` are those of the operands: what a sum in
+    float32 rounded stays rounded in a float64 result."""
     for name, o, e, x, m in zip(names, found, eager, exact, magnitudes, strict=True):
         if x is None or o is None:
             if (x is None) != (o is None):
@@ -28,6 +29,6 @@ def compare(found, eager, exact, magnitudes, names):
         if x.numel() == 0:
             continue
         error, allowed = (o.double() - x).abs().max(), 2 * (e.double() - x).abs().max()
-        allowed = allowed + ULPS * torch.finfo(o.dtype).eps * m.abs().max()
+        allowed = allowed + ULPS * max(torch.finfo(dtype).eps for dtype in (o.dtype, *dtypes)) * m.abs().max()
         if not error <= allowed and torch.isfinite(e).all():
             raise AssertionError(f"{name}: error {error:.3g}, allowed {allowed:.3g}")
