@@ -110,13 +110,13 @@ def own_forward(rng, network):
 
 @change
 def parametrise(rng, network):
-    for linear in linears(network)[:1]:
+    for linear in [each for each in linears(network)[:1] if "weight" in each._parameters]:  # not what was cut
         rng.choice((parametrizations.weight_norm, parametrizations.spectral_norm))(linear)
 
 
 @change
 def cut(rng, network):
-    for linear in linears(network)[:1]:
+    for linear in [each for each in linears(network)[:1] if "weight" in each._parameters]:
         prune.l1_unstructured(linear, "weight", 0.5)
 
 
