@@ -16,7 +16,7 @@ from fastcross.cli.options import (
     add_trained_on,
     add_training,
 )
-from fastcross.cli.values import at_least, integers, names, run_folder
+from fastcross.cli.values import at_least, auto_crosses, integers, names, run_folder
 from fastcross.models import MODELS
 
 
@@ -102,6 +102,13 @@ def build_parser() -> argparse.ArgumentParser:
     compare.add_argument("--seeds", type=integers, default=[0], metavar="N,N,…", help="one run each (default: 0)")
     compare.add_argument("--output", metavar="FOLDER", help="where to save (default: runs/compare-DATE-TIME)")
     add_model(compare)
+    compare.add_argument(
+        "--crosses",
+        dest="auto_crosses",
+        type=auto_crosses,
+        metavar="auto[:N]",
+        help="give wide_deep and lr the N strongest crosses (default: 42) that a DCN finds in the training part",
+    )
     add_training(compare)
 
     convert = command("convert", "the checkpoints of a run from one file to shards, or back")

@@ -2,27 +2,45 @@
 
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
 from fastcross.cli.experiment import dataset, experiment
 from fastcross.cli.printing import bars, show
+from fastcross.explain.explanation import Cross
 from fastcross.extras import require
 from fastcross.files import atomic
-from fastcross.training.experiment import run_name
+from fastcross.models import MODELS
+from fastcross.training.experiment import Experiment, run_name
+from fastcross.training.options import model_options
 from fastcross.training.plots import draw_curves
 from fastcross.training.run_folder import Run, write_json
+from fastcross.tuning.crosses import cross_finder, find_crosses
 
 
 def compare(args: Namespace) -> int:
     require("training", "train")
     folder = Path(args.output or run_name("compare"))
     plans = {(name, seed): experiment(args, name, seed, strict=False) for name in args.models for seed in args.seeds}
-    for plan in plans.values():
+    finder = _finder(args)
+    for plan in [*plans.values(), *([finder] if finder else [])]:
         plan.check()
     with bars() as progress:
         cache, optimum = dataset(args).open(show, progress=progress)
+    crosses: list[Cross] = []
+    if finder:
+        show("dcn without a deep network, to find crosses")
+        crosses = find_crosses(finder, folder / "crosses", (cache, optimum), args.auto_crosses, show)
+        print(
+            f"crosses of {' and '.join(filter(takes_crosses, args.models))}, by their standard deviation in the logit:"
+        )
+        print(", ".join(f"{' × '.join(cross.fields)} {cross.strength:.3g}" for cross in crosses))
+        given = {"crosses": [list(cross.fields) for cross in crosses]}
+        for (name, seed), plan in plans.items():
+            if takes_crosses(name):
+                plans[name, seed] = replace(plan, options={**plan.options, **given})
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in args.models}
     for (name, seed), plan in plans.items():
         show(f"{name}, seed {seed}")
@@ -33,12 +51,29 @@ def compare(args: Namespace) -> int:
     first = {name: Run(folder / f"{name}-{args.seeds[0]}").history for name in args.models}
     with atomic(folder / "curves.png") as temporary:
         temporary.write_bytes(draw_curves(first, optimum.get("validation")))
-    write_json(folder / "table.json", {"part": part, "seeds": args.seeds, "optimum": optimum.get(part), "models": rows})
+    facts = {"part": part, "seeds": args.seeds, "optimum": optimum.get(part), "models": rows}
+    write_json(folder / "table.json", facts | ({"crosses": [cross._asdict() for cross in crosses]} if crosses else {}))
     with atomic(folder / "table.md") as temporary:
         temporary.write_text(table)
     print(f"{part} part, {cache.sizes[part]:,} rows, seeds {', '.join(map(str, args.seeds))}\n\n{table}")
     print(f"saved: {folder}/table.md, table.json, curves.png, and a run folder for each model")
     return 0
+
+
+def takes_crosses(model: str) -> bool:
+    return "crosses" in model_options(model)
+
+
+def _finder(args: Namespace) -> Experiment | None:
+    """The experiment that finds crosses, where some are to be found."""
+    if args.auto_crosses is None:
+        return None
+    if args.crosses:
+        raise ValueError("name crosses by --cross or have them found by --crosses auto, not both")
+    if not any(map(takes_crosses, args.models)):
+        takers = [name for name in MODELS if takes_crosses(name)]
+        raise ValueError(f"--crosses has no effect on {', '.join(args.models)}, but on {' and '.join(takers)}")
+    return cross_finder(experiment(args, "dcn", args.seeds[0], strict=False))
 
 
 def summary(name: str, results: Sequence[Mapping[str, Any]], part: str) -> dict[str, Any]:

@@ -23,6 +23,9 @@ MODEL_OPTIONS = (
     "l2",
     "backend",
     "crosses",
+    "residual_units",
+    "input_dim",
+    "cross_dim",
 )
 
 

@@ -53,7 +53,8 @@ Exit code 1: a part of the input was lost (a file that breaks off, with --on-err
     "compare": """examples:
   fastcross compare --models dcn,dnn                          the demonstration: generated log, curves, Bayes optimum
   fastcross compare --data criteo.cache --seeds 0,1,2         mean ± standard deviation over three seeds
-  fastcross compare --data train.txt --models wide_deep,lr --cross C1,C3 --cross C2,C4""",
+  fastcross compare --data train.txt --models wide_deep,lr --cross C1,C3 --cross C2,C4
+  fastcross compare --data train.txt --models lr,wide_deep --crosses auto:20     the crosses that a DCN finds""",
     "convert": """examples:
   fastcross convert runs/sharded runs/single --to single     then: fastcross train --resume runs/single
   fastcross convert runs/single runs/sharded --to sharded    then: fastcross train --resume runs/sharded""",

@@ -86,8 +86,16 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--batch-norm", action=argparse.BooleanOptionalAction, help="in the deep network (default: yes)")
     group.add_argument("--l2", type=float, metavar="λ", help="weight of the regularisation term (default: 0)")
     group.add_argument(
-        "--cross", dest="crosses", type=names, action="append", metavar="A,B", help="of wide_deep; repeat it for more"
+        "--cross",
+        dest="crosses",
+        type=names,
+        action="append",
+        metavar="A,B",
+        help="of wide_deep and lr; repeat for more",
     )
+    group.add_argument("--residual-units", type=at_least(1), metavar="N", help="of deep_crossing (default: 3)")
+    group.add_argument("--input-dim", type=at_least(1), metavar="N", help="of its residual units (default: 512)")
+    group.add_argument("--cross-dim", type=at_least(1), metavar="N", help="of their inner layer (default: 512)")
     group.add_argument("--backend", help="auto, triton, numba, torch or reference (default: auto)")
 
 

@@ -49,6 +49,14 @@ def integers(text: str) -> list[int]:
         raise ArgumentTypeError(f"expected whole numbers with commas between them, as in 0,1,2; got {text!r}") from None
 
 
+def auto_crosses(text: str) -> int:
+    """auto or auto:N: how many crosses; by default as many as the paper's logistic regression had."""
+    match = re.fullmatch(r"auto(?::(\d+))?", text)
+    if not match or (match[1] and not int(match[1])):
+        raise ArgumentTypeError(f"expected auto or auto:N with N at least 1 (--cross A,B names one); got {text!r}")
+    return int(match[1] or 42)
+
+
 def layers(text: str) -> list[int]:
     """1024,1024 or 292x6; 0 for no layers."""
     sizes: list[int] = []

@@ -9,7 +9,8 @@ from torch import nn
 
 from fastcross import DCN, optim
 from fastcross.models import MODELS
-from fastcross.models.baselines import DeepCrossing, FactorizationMachine, LogisticRegression, WideDeep
+from fastcross.models.baselines import DeepCrossing, WideDeep
+from fastcross.models.linear import FactorizationMachine, LogisticRegression
 
 CARDINALITIES, NUM_DENSE = [6, 5, 4], 2
 
@@ -31,7 +32,7 @@ def make(kind, **options):
 @pytest.mark.parametrize("num_outputs", [1, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_has_the_same_interface(name, num_outputs):
-    options = {"crosses": ((0, 1), (0, 1, 2)), "cross_buckets": 50} if name == "wide_deep" else {}
+    options = {"crosses": ((0, 1), (0, 1, 2)), "cross_buckets": 50} if name in ("wide_deep", "lr") else {}
     model = MODELS[name](CARDINALITIES, NUM_DENSE, None, num_outputs=num_outputs, l2=0.5, **options)
     twin = MODELS[name].from_config(json.loads(json.dumps(model.config.to_dict())))
     assert twin.config == model.config
@@ -56,6 +57,16 @@ def test_logistic_regression_is_a_sum_of_weights():
             bin = min(max(math.floor(float(dense[r, i]) / 0.5) + 4, 0), 7)
             expected += float(tables[3 + i][bin, 0])
         assert z == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_logistic_regression_has_a_weight_for_each_combination():
+    model, (dense, categorical) = make(LogisticRegression, crosses=((0, 1),)), make_batch()
+    before = model(dense, categorical)
+    number = int(categorical[2, 0] * 5 + categorical[2, 1])
+    with torch.no_grad():
+        model.one_hot.tables.tables[3][number] += 1.0
+    same = categorical[:, 0] * 5 + categorical[:, 1] == number
+    torch.testing.assert_close(model(dense, categorical) - before, same.float(), rtol=1e-4, atol=1e-4)
 
 
 def test_bins_take_every_value():
@@ -89,9 +100,9 @@ def test_deep_crossing_has_residual_units():
 def test_wide_part_counts_combinations_or_hashes_them():
     categorical = torch.cartesian_prod(*(torch.arange(n) for n in CARDINALITIES))
     model = make(WideDeep, crosses=((0, 2), (0, 1, 2)), cross_buckets=24, deep_layers=(4,))
-    assert model.buckets == [24, 24]
-    assert torch.equal(model._cross(categorical, 0)[:, 0], categorical[:, 0] * 4 + categorical[:, 2])
-    hashed = model._cross(categorical, 1)[:, 0]
+    assert model.wide.buckets == [24, 24]
+    assert torch.equal(model.wide._cross(categorical, 0)[:, 0], categorical[:, 0] * 4 + categorical[:, 2])
+    hashed = model.wide._cross(categorical, 1)[:, 0]
     assert hashed.min() >= 0
     assert hashed.max() < 24
     counts = hashed.bincount(minlength=24)  # 120 combinations, 5 for each bucket on average
@@ -112,8 +123,9 @@ def test_wide_part_adds_to_the_deep_logits():
 
 @pytest.mark.parametrize("cross", [(0,), (1, 1), (0, 3), (-1, 0)])
 def test_bad_cross(cross):
-    with pytest.raises(ValueError, match="at least two of the 3 categorical features; got"):
-        WideDeep(CARDINALITIES, NUM_DENSE, crosses=(cross,))
+    for kind in (WideDeep, LogisticRegression):
+        with pytest.raises(ValueError, match="at least two of the 3 categorical features; got"):
+            kind(CARDINALITIES, NUM_DENSE, crosses=(cross,))
 
 
 def test_bad_options():
