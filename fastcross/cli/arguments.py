@@ -92,7 +92,12 @@ def build_parser() -> argparse.ArgumentParser:
 
     export = command("export", "write a trained model to a file for serving that does without fastcross")
     export.add_argument("run", type=run_folder, metavar="RUN", help="run folder, or its best.safetensors")
-    export.add_argument("--output", required=True, metavar="FILE", help="where to write: .pt2 or .onnx")
+    export.add_argument("--output", required=True, metavar="FILE", help="where to write: .onnx or .pt2")
+    export.add_argument(
+        "--encoded",
+        action="store_true",
+        help="ONNX that takes ids and gives logits, with the encoder in a folder beside it",
+    )
 
     compare = command("compare", "train several models on the same split: the paper's table 1 for your data")
     add_data(compare)

@@ -4,42 +4,36 @@ import warnings
 from argparse import Namespace
 from pathlib import Path
 
-import torch
-
+from fastcross.cli.conflicts import refuse
 from fastcross.cli.outputs import check_output
 from fastcross.cli.printing import show
-from fastcross.interop.export import export as export_model
 from fastcross.training.run_folder import Run
 from fastcross.training.trained import load_model
 
 
 def export(args: Namespace) -> int:
+    from fastcross.interop.serving import export_run
+
     output = check_output(args.output, (".pt2", ".onnx"), args.run)
+    if output.suffix == ".pt2":
+        refuse(args, "a .pt2 file, which takes encoded values always", ("encoded",))
     trained = load_model(args.run, "cpu")
-    schema = trained.schema
-    dense = torch.zeros(2, len(schema.dense_names))
-    categorical = torch.zeros(2, len(schema.cardinalities), dtype=torch.int64)
-    weighted = trained.encoder.columns.weights if schema.bag_names else {}
-    ids, offsets = torch.zeros(3, dtype=torch.int64), torch.tensor([0, 1])
-    bags = tuple((ids, offsets, torch.ones(3)) if name in weighted else (ids, offsets) for name in schema.bag_names)
-    inputs = (dense, categorical, bags) if bags else (dense, categorical)
     with warnings.catch_warnings():
         if not args.debug:  # what PyTorch's exporter says of its own code
             warnings.simplefilter("ignore")
-        export_model(trained.model, output, inputs, to=output.suffix[1:])
-    show(f"exported: {output}; its inputs, for any batch size:")
-    show(f"  dense        float32 (batch, {dense.shape[1]})  {_listed(schema.dense_names)}")
-    show(f"  categorical  int64   (batch, {categorical.shape[1]})  {_listed(schema.categorical_names)}")
-    for i, name in enumerate(schema.bag_names):  # as torch.export names them; a .pt2 takes ((values, offsets), …)
-        show(f"  bags_{i}_0     int64   (values,)   the ids of {name}, row after row")
-        show(f"  bags_{i}_1     int64   (batch,)    where the ids of {name} begin in each row")
-        if name in weighted:
-            show(f"  bags_{i}_2     float32 (values,)   the weights of {name}'s ids")
+        exported = export_run(trained.model, trained.encoder, output, encoded=args.encoded)
+    beside = f", its encoder: {exported.encoder}" if exported.encoder else ""
+    show(f"exported: {output}{beside}; its inputs, for any batch size:")
+    ports = (*exported.inputs, exported.output)
+    widths = [
+        max(len(text) for text in texts) for texts in zip(*((p.name, p.type, p.shape) for p in ports), strict=True)
+    ]
+    for port in ports:
+        if port is exported.output:
+            show("its output:")
+        columns = (text.ljust(width) for text, width in zip((port.name, port.type, port.shape), widths, strict=True))
+        show(f"  {'  '.join(columns)}  {port.meaning}")
     return 0
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:6]) + (f" … {names[-1]}" if len(names) > 6 else "")
 
 
 def convert(args: Namespace) -> int:

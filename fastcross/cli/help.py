@@ -48,8 +48,11 @@ Exit code 1: a part of the input was lost (a file that breaks off, with --on-err
   fastcross explain runs/first                     share of variance by degree, heat map, top crosses, one example
   fastcross explain runs/first --data day_8.gz --row 17 --output page""",
     "export": """examples:
-  fastcross export runs/first --output model.pt2     compiled by AOTInductor for this kind of machine
-  fastcross export runs/first --output model.onnx    for onnxruntime and others""",
+  fastcross export runs/first --output model.onnx    raw values in, probabilities out, in onnxruntime alone
+  fastcross export runs/first --output model.pt2     compiled for this kind of machine; and model.encoder/
+  fastcross export runs/first --output model.onnx --encoded    ids in, logits out, and model.encoder/
+
+docs/serving.md says what goes in, and has a reader for model.encoder/ that needs neither fastcross nor PyTorch.""",
     "compare": """examples:
   fastcross compare --models dcn,dnn                          the demonstration: generated log, curves, Bayes optimum
   fastcross compare --data criteo.cache --seeds 0,1,2         mean ± standard deviation over three seeds

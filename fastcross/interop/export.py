@@ -38,6 +38,20 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any, to: str = "p
     Returns:
         The path. Tables of more than 1 GiB lie in a second file beside an ONNX file, named ``*.onnx.data``.
     """
+    path = check_target(path, to)
+    program = trace(model, example_inputs)
+    with naming(path):
+        if to == "pt2":
+            _write_package(program, path)
+        else:
+            from fastcross.interop.onnx import to_onnx
+
+            write_onnx(to_onnx(program), program, path)
+    return path
+
+
+def check_target(path: str | Path, to: str) -> Path:
+    """The path; raises where ``to`` cannot be written there, or not here."""
     if to not in TARGETS:
         raise ValueError(f"to must be one of {', '.join(TARGETS)}; got {to!r}")
     missing = [package for package in TARGETS[to] if importlib.util.find_spec(package) is None]
@@ -48,16 +62,11 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any, to: str = "p
         raise ValueError(f'a file for to="{to}" must be named *.{to}; got {path.name}')
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} to")
-    program = trace(model, example_inputs)
-    with naming(path):
-        _write_package(program, path) if to == "pt2" else _write_onnx(program, path)
     return path
 
 
-def _write_onnx(program: torch.export.ExportedProgram, path: Path) -> None:
-    from fastcross.interop.onnx import to_onnx
-
-    converted = to_onnx(program)
+def write_onnx(converted: Any, program: torch.export.ExportedProgram, path: Path) -> None:
+    """Save the ``torch.onnx.ONNXProgram`` that the program was converted to."""
     size = sum(value.nbytes for value in program.state_dict.values())
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         converted.save(str(Path(folder) / path.name), external_data=size > PROTOBUF_BYTES)

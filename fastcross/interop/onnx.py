@@ -21,12 +21,15 @@ from fastcross.interop.trace import first_dimensions
 MODES = ("sum", "mean", "max")  # as aten numbers them
 
 
-def to_onnx(program: torch.export.ExportedProgram) -> Any:
-    """A ``torch.onnx.ONNXProgram`` that takes what the program takes, with ``batch`` as its first dimension."""
+def to_onnx(program: torch.export.ExportedProgram, opset: int | None = None) -> Any:
+    """A ``torch.onnx.ONNXProgram`` that takes what the program takes, with ``batch`` as its first dimension.
+
+    opset: the version of ONNX's operators; None for the one that this version of PyTorch writes best.
+    """
     names = first_dimensions(program.example_inputs[0], batch="batch", other=None)
     program = program.run_decompositions({torch.ops.aten.embedding_bag.padding_idx: embedding_bag})
     with _quiet():
-        return torch.onnx.export(program, (), dynamo=True, dynamic_shapes=names, verbose=False)
+        return torch.onnx.export(program, (), dynamo=True, dynamic_shapes=names, verbose=False, opset_version=opset)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from tests.cli.helpers import SMALL
 def test_export_predicts_the_same(run, cache):
     pytest.importorskip("onnxscript")
     onnxruntime = pytest.importorskip("onnxruntime")
-    assert main(["export", str(run), "--output", "model.onnx"]) == 0
+    assert main(["export", str(run), "--output", "model.onnx", "--encoded"]) == 0
     batch = next(Cache.open(cache).batches("test", 5))
     expected = load_model(run).model(batch.dense, batch.categorical).detach()
     session = onnxruntime.InferenceSession("model.onnx")
@@ -54,7 +54,7 @@ def test_export_names_every_input(capsys):
     assert main(["prepare", "log.csv", "--columns", "columns.json", "--cache", "cache"]) == 0
     assert main(["train", "--data", "cache", "--run", "run", *SMALL]) == 0
     capsys.readouterr()
-    assert main(["export", "run", "--output", "model.onnx"]) == 0
+    assert main(["export", "run", "--output", "model.onnx", "--encoded"]) == 0
     printed = capsys.readouterr().err
     session = onnxruntime.InferenceSession("model.onnx")
     for entry in session.get_inputs():

@@ -20,6 +20,8 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "?")
 
 @dataclass(frozen=True)
 class Csv:
+    missing: tuple[str, ...] = MISSING
+
     def recognises(self, head: Head) -> bool:
         return True
 

@@ -63,6 +63,8 @@ class ParquetTable:
 
 @dataclass(frozen=True)
 class Parquet:
+    missing: tuple[str, ...] = ()
+
     def recognises(self, head: Head) -> bool:
         return head.start.startswith(b"PAR1") or head.path.suffix.lower() in (".parquet", ".pq")
 

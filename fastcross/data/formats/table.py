@@ -64,6 +64,10 @@ class Table(Protocol):
 
 
 class Format(Protocol):
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The texts that stand for a missing value; none where the format has values that are null."""
+
     def recognises(self, head: Head) -> bool: ...
 
     def open(self, path: Path, columns: Columns | None) -> Table:

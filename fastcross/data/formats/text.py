@@ -137,6 +137,10 @@ class FixedText:
     columns: Columns
     recognises: Callable[[Head], bool]
 
+    @property
+    def missing(self) -> tuple[str, ...]:
+        return self.dialect.missing
+
     def open(self, path: Path, columns: Columns | None) -> TextTable:
         if columns is not None:
             raise DataError(f'format "{self.name}" has fixed columns; declare columns with format "csv" or "parquet"')

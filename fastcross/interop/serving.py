@@ -1,0 +1,86 @@
+"""A trained model as a file that serves: raw values in, probabilities out, or its graph with the encoder beside it.
+
+    model.onnx                         raw values -> probability, in onnxruntime alone
+    model.onnx, model.encoder/         encoded=True: ids -> logits
+    model.pt2, model.encoder/          the same, compiled for this kind of machine
+
+docs/serving.md has the layout of the folder, and a reader for it that needs neither fastcross nor PyTorch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fastcross.data.encoder import Encoder
+from fastcross.files import building, naming
+from fastcross.interop.export import check_target, export, write_onnx
+from fastcross.interop.ports import Port, encoded_inputs, encoded_output
+from fastcross.interop.trace import trace
+from fastcross.models.base import Model
+
+STRING_SPLIT = 20  # the first opset that has it
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and what its graph takes and gives."""
+
+    path: Path
+    encoder: Path | None  # the folder, where the graph takes ids
+    inputs: tuple[Port, ...]
+    output: Port
+
+
+def export_run(model: Model, encoder: Encoder, path: str | Path, *, encoded: bool = False) -> Exported:
+    """Write a trained model and its encoder for serving.
+
+    Args:
+        model: on the CPU, in any mode.
+        encoder: of the run that trained it.
+        path: *.onnx or *.pt2.
+        encoded: an ONNX graph that takes encoded ids, as *.pt2 always does, with the encoder in a folder beside it.
+
+    Raises:
+        ValueError: where ONNX cannot do what the encoder does (a hash), or the path is of another kind.
+    """
+    path = Path(path)
+    to = path.suffix.removeprefix(".")
+    check_target(path, to)
+    if to == "pt2" or encoded:
+        return _export_encoded(model, encoder, path, to)
+    from fastcross.interop.onnx import to_onnx
+    from fastcross.interop.raw_values import check_expressible, take_raw_values
+
+    check_expressible(encoder)
+    program = trace(model, example_inputs(encoder))
+    converted = to_onnx(program, STRING_SPLIT if encoder.bags else None)
+    inputs, output = take_raw_values(converted.model, encoder)
+    with naming(path):
+        write_onnx(converted, program, path)
+    return Exported(path, None, tuple(inputs), output)
+
+
+def example_inputs(encoder: Encoder) -> tuple[Any, ...]:
+    """Tensors of the shapes that a model of these columns takes."""
+    schema = encoder.schema
+    dense = torch.zeros(2, len(schema.dense_names))
+    categorical = torch.zeros(2, len(schema.cardinalities), dtype=torch.int64)
+    ids, offsets = torch.zeros(3, dtype=torch.int64), torch.tensor([0, 1])
+    weighted = encoder.columns.weights
+    bags = tuple((ids, offsets, torch.ones(3)) if name in weighted else (ids, offsets) for name in schema.bag_names)
+    return (dense, categorical, bags) if bags else (dense, categorical)
+
+
+def _export_encoded(model: Model, encoder: Encoder, path: Path, to: str) -> Exported:
+    folder = path.with_suffix(".encoder")
+    if folder.exists() and not (folder / "encoder.json").is_file():
+        raise ValueError(f"{folder} is there and is no encoder; it would be replaced: remove it, or name another file")
+    # The folder takes its place after the model has taken its own: what fails on the way leaves both as they were.
+    with building(folder) as temporary:
+        encoder.save(temporary)
+        export(model, path, example_inputs(encoder), to)
+    return Exported(path, folder, tuple(encoded_inputs(encoder)), encoded_output(encoder))
