@@ -21,8 +21,7 @@ demo: $(VENV)/.user
 	$(BIN)/fastcross compare --models dcn,dnn
 
 test: $(VENV)/.developer lint
-
-	$(BIN)/python -m pytest --deselect tests/cli/test_interrupt.py::test_at_work --deselect tests/kernels/test_compile.py::test_processes_that_start_at_once_compile_once --deselect tests/test_fuzz.py::test_thirty_seconds
+	$(BIN)/python -m pytest
 
 fuzz: $(VENV)/.developer
 	$(BIN)/python tests/fuzz --minutes $(or $(MINUTES),5)
