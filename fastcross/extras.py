@@ -7,6 +7,7 @@ EXTRAS = {
     "train": ("pyarrow", "safetensors", "tqdm", "matplotlib"),
     "cpu": ("numba",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
+    "tune": ("optuna",),
     "distributed": ("torchrec", "fbgemm_gpu"),
 }
 

@@ -13,6 +13,7 @@ from fastcross.cli.options import (
     add_model,
     add_preparation,
     add_reading,
+    add_search,
     add_trained_on,
     add_training,
 )
@@ -29,7 +30,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         raise SystemExit(2)
     if rest:
         files = [text for text in rest if not text.startswith("-")]
-        hint = f"; did you mean --data {files[0]}?" if files and args.command in ("train", "compare") else ""
+        hint = f"; did you mean --data {files[0]}?" if files and args.command in ("train", "compare", "tune") else ""
         args.parser.error(f"unrecognized arguments: {' '.join(rest)}{hint}")
     return args
 
@@ -115,6 +116,23 @@ def build_parser() -> argparse.ArgumentParser:
         help="give wide_deep and lr the N strongest crosses (default: 42) that a DCN finds in the training part",
     )
     add_training(compare)
+
+    tune = command("tune", "search for the best setting of one or several models: layers, sizes, learning rate")
+    add_data(tune)
+    add_search(tune)
+    add_model(tune)
+    add_training(tune)
+
+    paper = command("paper", "the paper's tables 1 to 4 and figure 3, from a study of tune or from runs")
+    paper.add_argument(
+        "--study", metavar="STUDY", help="the folder of a study, or a results.json that this command wrote"
+    )
+    paper.add_argument("--runs", nargs="+", default=[], metavar="RUN", help="finished run folders, seeds told apart")
+    paper.add_argument("--output", metavar="FOLDER", help="where to write (default: STUDY/paper, or paper)")
+    paper.add_argument("--title", default="The paper's tables", help="of the page")
+    paper.add_argument(
+        "--beside", choices=("criteo", "covertype", "higgs"), help="the paper's numbers for these data, too"
+    )
 
     convert = command("convert", "the checkpoints of a run from one file to shards, or back")
     convert.add_argument("run", type=run_folder, metavar="RUN", help="run folder")

@@ -33,8 +33,10 @@ def check_data(args: Namespace) -> None:
         refuse(args, "--data, but on the log that is generated without it", ("rows",))
 
 
-def check_resume(args: Namespace) -> None:
-    refuse(args, "a run that is resumed: its options are those it was started with", set(vars(args)) - {*WITH_RESUME})
+def check_resume(args: Namespace, what: str = "a run", others: Iterable[str] = ()) -> None:
+    """With --resume nothing may be given but the options that are no property of what is resumed."""
+    said = f"{what} that is resumed: its options are those it was started with"
+    refuse(args, said, set(vars(args)) - {*WITH_RESUME, *others})
 
 
 def refuse(args: Namespace, what: str, names: Iterable[str]) -> None:

@@ -58,6 +58,22 @@ docs/serving.md says what goes in, and has a reader for model.encoder/ that need
   fastcross compare --data criteo.cache --seeds 0,1,2         mean ± standard deviation over three seeds
   fastcross compare --data train.txt --models wide_deep,lr --cross C1,C3 --cross C2,C4
   fastcross compare --data train.txt --models lr,wide_deep --crosses auto:20     the crosses that a DCN finds""",
+    "tune": """examples:
+  fastcross tune --trials 20                                       DCN in the paper's space, on the generated log
+  fastcross tune --data criteo.cache --model dcn,dnn --budget 2h --seeds 10 --study study
+  fastcross tune --data criteo.cache --grid --space space.json --study grid
+  fastcross tune --resume study --trials 40     after Ctrl-C, for more trials, or as a second process at the same time
+
+A space is a JSON file: for each model its parameters, each a list of values or a range:
+  {"dcn": {"hidden_layers": [2, 3], "hidden_size": [32, 64], "cross_layers": {"low": 1, "high": 6},
+           "lr": {"low": 1e-4, "high": 1e-3, "log": true, "grid": [1e-4, 3e-4, 1e-3]}}}""",
+    "paper": """examples:
+  fastcross paper --study study                             tables 1 to 4 and figure 3 of a study that tune made
+  fastcross paper --study study --beside criteo --output docs/criteo
+  fastcross paper --runs runs/dcn-* runs/dnn-* --beside covertype --output docs/covertype
+
+Runs that differ in their seed alone become one line, mean ± deviation; those that are not finished are left out, and
+the same command later takes them in.""",
     "convert": """examples:
   fastcross convert runs/sharded runs/single --to single     then: fastcross train --resume runs/single
   fastcross convert runs/single runs/sharded --to sharded    then: fastcross train --resume runs/sharded""",

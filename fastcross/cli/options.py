@@ -2,7 +2,7 @@
 
 import argparse
 
-from fastcross.cli.values import at_least, layers, multi_valued, names
+from fastcross.cli.values import at_least, duration, layers, model_names, multi_valued, names
 from fastcross.data.formats import FORMATS
 from fastcross.training.config import (
     EMBEDDINGS,
@@ -74,6 +74,36 @@ def add_data(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=at_least(1), metavar="N", help=f"of that log (default: {GENERATED_ROWS:,})")
     parser.add_argument("--cache", metavar="FOLDER", help="where to keep prepared data (default: ~/.cache/fastcross)")
     add_preparation(parser)
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Of tune."""
+    group = parser.add_argument_group(
+        "search", "Options of the model and of training that are given below are the same in all trials."
+    )
+    group.add_argument(
+        "--model", type=model_names, default=["dcn"], metavar="A,B", help="models to search (default: dcn)"
+    )
+    group.add_argument("--trials", type=at_least(1), metavar="N", help="of each model, with those of earlier calls")
+    group.add_argument(
+        "--budget", type=duration, metavar="TIME", help="start no trial after this time, as in 2h or 30m"
+    )
+    group.add_argument("--grid", action="store_true", help="every point of the grid, and no others")
+    group.add_argument("--space", metavar="JSON", help="a file with other spaces than the paper's (section 4.2)")
+    group.add_argument(
+        "--pruner",
+        choices=("halving", "median", "none"),
+        help="which trials are given up at an evaluation, by validation logloss: those not among the best third at 1, "
+        "3, 9, … times the first evaluation, those worse than the median, or none (default: halving; with --grid none)",
+    )
+    group.add_argument("--seeds", type=at_least(1), metavar="N", help="then N more runs of each model's best setting")
+    group.add_argument("--search-seed", type=at_least(0), default=0, metavar="N", help="of the choices (default: 0)")
+    group.add_argument("--study", metavar="FOLDER", help="where to keep it (default: runs/tune-DATE-TIME)")
+    group.add_argument(
+        "--resume",
+        metavar="FOLDER",
+        help="go on with this study, or help another process with it; with --trials, --budget and --seeds alone",
+    )
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -5,6 +5,8 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable
 from pathlib import Path
 
+from fastcross.models import MODELS
+
 
 def names(text: str) -> list[str]:
     """a,b,c"""
@@ -55,6 +57,25 @@ def auto_crosses(text: str) -> int:
     if not match or (match[1] and not int(match[1])):
         raise ArgumentTypeError(f"expected auto or auto:N with N at least 1 (--cross A,B names one); got {text!r}")
     return int(match[1] or 42)
+
+
+def duration(text: str) -> float:
+    """2h, 30m, 90s, 1h30m: in seconds."""
+    match = re.fullmatch(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s)?", text)
+    seconds = (
+        sum(float(part or 0) * unit for part, unit in zip(match.groups(), (3600, 60, 1), strict=True)) if match else 0
+    )
+    if not seconds:
+        raise ArgumentTypeError(f"expected a time as in 2h, 30m, 90s or 1h30m; got {text!r}")
+    return seconds
+
+
+def model_names(text: str) -> list[str]:
+    """Names of models."""
+    found = names(text)
+    if unknown := [name for name in found if name not in MODELS]:
+        raise ArgumentTypeError(f"there is no model {unknown[0]!r}; there are {', '.join(MODELS)}")
+    return found
 
 
 def layers(text: str) -> list[int]:

@@ -12,6 +12,10 @@ class TrainingError(RuntimeError):
     """Training cannot go on; the message says where it failed and why."""
 
 
+class NotFiniteError(TrainingError, ValueError):
+    """Predictions are not numbers: of a model that diverged, or that was given bad values."""
+
+
 class DivergenceCheck:
     """Looks at the loss and the gradient norm of every step, and sums up the loss.
 

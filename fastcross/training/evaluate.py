@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from fastcross.data import Batch, Cache
 from fastcross.training import metrics
+from fastcross.training.divergence import NotFiniteError
 from fastcross.training.processes import ALONE, Processes
 
 Progress = Callable[[int], object]
@@ -72,6 +73,8 @@ def evaluate(
     assert label is not None, "a cache holds labels"
     logits, label = processes.gather(logits), processes.gather(label)
     if not logits.isfinite().all():
-        raise ValueError(f"{int((~logits.isfinite()).sum())} of {logits.numel()} predictions on {part} are not finite")
+        raise NotFiniteError(
+            f"{int((~logits.isfinite()).sum())} of {logits.numel()} predictions on {part} are not finite"
+        )
     found = metrics.summarise(logits, label) if processes.rank == 0 else {}
     return processes.share({name: value for name, value in found.items() if math.isfinite(value)})

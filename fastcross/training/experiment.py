@@ -8,7 +8,7 @@ model = load_model("runs/first").model
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,7 @@ class Experiment:
         processes: Processes = ALONE,
         go_on: bool = False,
         opened: Opened | None = None,
+        on_evaluation: Callable[[Mapping[str, float]], None] | None = None,
     ) -> dict[str, Any]:
         """Train in a new run folder; returns what its result.json holds.
 
@@ -135,6 +136,7 @@ class Experiment:
             processes: those that train together.
             go_on: continue a folder that holds this experiment already, or just read it if it has finished.
             opened: the experiment's data, where it is open already.
+            on_evaluation: called with the metrics of each evaluation; what it raises ends the training there.
         """
         self.check()
         path, leads = Path(folder), processes.rank == 0
@@ -156,7 +158,7 @@ class Experiment:
                 if leads and not exists:  # not before all that can be wrong with the experiment has been found
                     Run.create(path, config, data.encoder)
                 processes.any(False)  # the folder is there
-                trainer.run = processes.open_run(path)
+                trainer.run, trainer.on_evaluation = processes.open_run(path), on_evaluation
                 if exists:
                     trainer.resume()
                 return trainer.fit()

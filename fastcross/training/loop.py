@@ -7,7 +7,7 @@ of the batches follows from (seed, epoch). So a run that was killed continues fr
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -42,6 +42,7 @@ class Trainer:
         facts: what the result holds beside the metrics.
         show: called with one line per evaluation; there is a progress bar too where standard error is a terminal.
         processes: those that train together; each takes its share of every batch.
+        on_evaluation: called with the metrics of each evaluation; what it raises ends the training.
         optimizer: for a model that :func:`fastcross.optim.configure` does not know how to update.
     """
 
@@ -57,11 +58,13 @@ class Trainer:
         show: Show | None = None,
         processes: Processes = ALONE,
         optimizer: optim.Optimizer | None = None,
+        on_evaluation: Callable[[Mapping[str, float]], None] | None = None,
     ) -> None:
         if not cache.sizes.get("train"):
             raise ValueError(f"the cache {cache.path} has no training rows; its sizes are {cache.sizes}")
         self.model, self.cache, self.config, self.run = model, cache, config, run
         self.header, self.facts, self.show, self.processes = header or {}, facts or {}, show, processes
+        self.on_evaluation = on_evaluation
         self.device = next(model.parameters()).device
         self.bf16 = gains_from_bf16(self.device) if config.bf16 is None else config.bf16
         self.optimizer = optimizer or optim.configure(model, lr=config.lr, name=config.optimizer)
@@ -174,6 +177,8 @@ class Trainer:
         if self.show:
             with bar.external_write_mode():
                 self.show(f"epoch {row['epoch']:.2f}, step {self.step}: {line}")
+        if self.on_evaluation:
+            self.on_evaluation(row)
 
     def _keep_best(self, row: dict[str, float]) -> None:
         weights = self.model.state_dict()

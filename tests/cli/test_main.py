@@ -11,7 +11,7 @@ from fastcross.cli.main import main
 
 def test_help_teaches():
     help = subprocess.run([sys.executable, "-m", "fastcross", "--help"], capture_output=True, text=True, check=True)
-    for command in ("prepare", "train", "evaluate", "predict", "compare", "export", "info"):
+    for command in ("prepare", "train", "evaluate", "predict", "compare", "tune", "paper", "export", "info"):
         assert command in help.stdout
     for command in build_parser()._subparsers._group_actions[0].choices.values():
         assert "examples:" in command.format_help()
@@ -63,12 +63,12 @@ def test_commands_import_no_more_than_they_use():
     """matplotlib takes a second, TorchRec several; both are imported where they are used."""
     script = (
         "import importlib, sys\n"
-        "for group in ('data', 'train', 'evaluate', 'predict', 'compare', 'export', 'info'):\n"
+        "for group in ('data', 'train', 'evaluate', 'predict', 'compare', 'tune', 'paper', 'export', 'info'):\n"
         "    importlib.import_module(f'fastcross.cli.{group}')\n"
-        "    print(group, sorted({'matplotlib', 'torchrec', 'numba', 'triton', 'onnx'} & set(sys.modules)))"
+        "    print(group, sorted({'matplotlib', 'torchrec', 'numba', 'triton', 'onnx', 'optuna'} & set(sys.modules)))"
     )
     printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert [line.split(maxsplit=1)[1] for line in printed.splitlines()] == ["[]"] * 7
+    assert [line.split(maxsplit=1)[1] for line in printed.splitlines()] == ["[]"] * 9
 
 
 def test_without_a_command_the_help_is_shown(capsys):

@@ -1,0 +1,189 @@
+"""The folder of a study: what is searched, Optuna's memory of it, and a small record of each training.
+
+study.json     data, models, spaces, training: what every process that works on the study reads
+study.db       Optuna's, SQLite: a process that is killed leaves it whole, and several may write (Optuna's own file
+               format, a journal of lines, is spoilt by a line that was half written)
+trials/        a record of each trial, seeds/ of each further run of the best setting
+runs/          run folders: of trials at work, and of the best trial of each model
+working/       a lock for each trial at work, by which it is known whose process died
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastcross.extras import require
+from fastcross.files import read_checked_json, write_checked_json
+from fastcross.training.experiment import Experiment
+from fastcross.training.lock import RunInUse, locked
+from fastcross.tuning.records import Record, read_record, write_record
+from fastcross.tuning.space import Space, check_space, grid, parse_space
+
+if TYPE_CHECKING:
+    import optuna
+
+PRUNERS = ("halving", "median", "none")
+LOCK_SECONDS = 100  # so long a process waits for another's writing before SQLite gives up
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study's folder.
+
+    experiments: by model, what is the same in all of its trials; spaces: by model, as JSON; pruner: one of PRUNERS;
+    whole_grid: whether the trials are all points of the grid and no others; seed: of the sampler.
+    """
+
+    path: Path
+    experiments: Mapping[str, Experiment]
+    spaces: Mapping[str, Any]
+    pruner: str = "halving"
+    whole_grid: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.pruner not in PRUNERS:
+            raise ValueError(f"the pruner must be one of {', '.join(PRUNERS)}; got {self.pruner!r}")
+        if self.experiments.keys() != self.spaces.keys():
+            raise ValueError(f"each model needs a space; got {list(self.experiments)} and {list(self.spaces)}")
+
+    @classmethod
+    def create(
+        cls, path: Path | str, experiments: Mapping[str, Experiment], spaces: Mapping[str, Any], **others: Any
+    ) -> "Study":
+        """A new study; a folder that holds something already is left alone."""
+        require("tune", "tune")
+        study = cls(Path(path), experiments, spaces, **others)
+        for model, experiment in experiments.items():
+            space = parse_space(model, spaces[model])
+            check_space(experiment, space)
+            experiment.check()
+            if study.whole_grid:
+                grid(space)
+        if study.path.exists() and any(study.path.iterdir()):
+            holds = (
+                "already holds a study; go on with --resume" if (study.path / "study.json").exists() else "is not empty"
+            )
+            raise ValueError(f"{study.path} {holds}, or choose another folder")
+        for name in ("trials", "seeds", "runs", "working"):
+            (study.path / name).mkdir(parents=True, exist_ok=True)
+        study._write_grid()
+        write_checked_json(  # last: a folder that has it is whole
+            study.path / "study.json",
+            {
+                "experiments": {model: experiment.to_dict() for model, experiment in experiments.items()},
+                "spaces": {model: dict(space) for model, space in spaces.items()},
+                "pruner": study.pruner,
+                "whole_grid": study.whole_grid,
+                "seed": study.seed,
+            },
+        )
+        return study
+
+    @classmethod
+    def open(cls, path: Path | str) -> "Study":
+        path = Path(path)
+        if not (path / "study.json").is_file():
+            raise ValueError(f"{path} is not a study: it has no study.json")
+        content = read_checked_json(path / "study.json")
+        try:
+            experiments = {model: Experiment.from_dict(one) for model, one in content.pop("experiments").items()}
+            return cls(path, experiments, **content)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise ValueError(f"{path / 'study.json'} does not describe a study: {error}") from None
+
+    @property
+    def models(self) -> list[str]:
+        return list(self.experiments)
+
+    def space(self, model: str) -> Space:
+        return parse_space(model, self.spaces[model])
+
+    def records(self, model: str | None = None, kind: str = "trials") -> list[Record]:
+        """Of the trials, or of kind "seeds", of one model or of all."""
+        found = [read_record(path) for path in sorted((self.path / kind).glob("*.json"))]
+        return [record for record in found if model in (None, record.model)]
+
+    def best(self, model: str) -> Record | None:
+        """The trial that the search chooses: the lowest validation logloss among those that ran to their end."""
+        complete = [record for record in self.records(model) if record.state == "complete"]
+        return min(complete, key=lambda record: record.validation["logloss"], default=None)
+
+    @cached_property
+    def storage(self) -> "optuna.storages.RDBStorage":
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        url = f"sqlite:///{(self.path / 'study.db').resolve()}"
+        return optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": LOCK_SECONDS}})
+
+    def search(self, model: str) -> "optuna.Study":
+        """Optuna's study of one model, with a sampler whose next draw depends on the seed and what is known alone."""
+        import optuna
+
+        found = optuna.create_study(storage=self.storage, study_name=model, load_if_exists=True, pruner=self._pruner())
+        seed = self.seed + len(found.get_trials(deepcopy=False))
+        found.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True)
+        return found
+
+    def trials(self, model: str) -> "list[optuna.trial.FrozenTrial]":
+        return self.search(model).get_trials(deepcopy=False)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """One process at a time, while it takes a trial or puts one away."""
+        with open(self.path / "study.lock", "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def claim(self, trial_name: str) -> contextlib.ExitStack | None:
+        """Hold a trial: close the stack to let go. None where a living process holds it."""
+        folder = self.path / "working" / trial_name
+        folder.mkdir(exist_ok=True)
+        stack = contextlib.ExitStack()
+        stack.callback(_remove_empty, folder)
+        try:
+            stack.enter_context(locked(folder))
+        except RunInUse:
+            return None
+        return stack
+
+    def put_away(self, record: Record) -> None:
+        """Write a trial's record, and keep its run folder only if it is the best of its model."""
+        with self.alone():
+            before = self.best(record.model)
+            write_record(self.path / "trials" / f"{record.name}.json", record)
+            best = self.best(record.model)
+            for loser in {name for one in (before, record) if one and (name := one.name) != (best and best.name)}:
+                shutil.rmtree(self.path / "runs" / loser, ignore_errors=True)
+
+    def _pruner(self) -> "optuna.pruners.BasePruner":
+        import optuna
+
+        if self.pruner == "median":
+            return optuna.pruners.MedianPruner(n_startup_trials=4)
+        if self.pruner == "halving":
+            return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+        return optuna.pruners.NopPruner()
+
+    def _write_grid(self) -> None:
+        """All points as trials that wait for a process; in an order of their own, for a pruner compares neighbours."""
+        import random
+
+        for model in self.models if self.whole_grid else ():
+            points = grid(self.space(model))
+            random.Random(self.seed).shuffle(points)
+            search = self.search(model)
+            for point in points:
+                search.enqueue_trial(point)
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # another process has just claimed it
+        os.rmdir(folder)
