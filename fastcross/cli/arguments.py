@@ -10,6 +10,7 @@ from fastcross.cli.help import DESCRIPTION, EXAMPLES
 from fastcross.cli.options import (
     add_data,
     add_distributed,
+    add_growth,
     add_model,
     add_preparation,
     add_reading,
@@ -99,6 +100,16 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="ONNX that takes ids and gives logits, with the encoder in a folder beside it",
     )
+
+    extend = command("extend", "let a trained model learn the ids that new data brings, and go on training with it")
+    extend.add_argument("run", type=run_folder, metavar="RUN", help="run folder, finished")
+    extend.add_argument("--data", nargs="+", required=True, metavar="FILE", help="labelled files like those trained on")
+    extend.add_argument(
+        "--run", dest="target", metavar="FOLDER", help="the extended run (default: runs/MODEL-DATE-TIME); may be RUN"
+    )
+    extend.add_argument("--cache", metavar="FOLDER", help="where to keep prepared data (default: ~/.cache/fastcross)")
+    add_growth(extend)
+    add_training(extend)
 
     compare = command("compare", "train several models on the same split: the paper's table 1 for your data")
     add_data(compare)

@@ -60,7 +60,7 @@ def preparation(args: Namespace) -> dict[str, Any]:
     if columns := _columns(args):
         options["columns"] = columns
     if args.split:
-        options["split"] = _split(args.split)
+        options["split"] = split(args.split)
     for name in ("format", "min_frequency", "hash_buckets", "time_column"):
         if (value := getattr(args, name)) is not None:
             options[name] = value
@@ -100,7 +100,7 @@ def _read_columns(path: Path) -> dict[str, Any]:
     return declared
 
 
-def _split(text: str) -> str:
+def split(text: str) -> str:
     """A single fraction trains, the rest tests; everything else goes to `prepare` as it is."""
     try:
         train = float(text)

@@ -53,6 +53,12 @@ Exit code 1: a part of the input was lost (a file that breaks off, with --on-err
   fastcross export runs/first --output model.onnx --encoded    ids in, logits out, and model.encoder/
 
 docs/serving.md says what goes in, and has a reader for model.encoder/ that needs neither fastcross nor PyTorch.""",
+    "extend": """examples:
+  fastcross extend runs/first --data today.csv --epochs 1 --run runs/second
+  fastcross extend runs/first --data today.csv --min-frequency 5 --run runs/first    replaced when all is done
+
+Old ids and all else that was learned stay; a new id starts as the out-of-vocabulary id, which it was until now.
+Training options that are not given are those of RUN. A run that was killed continues with fastcross train --resume.""",
     "compare": """examples:
   fastcross compare --models dcn,dnn                          the demonstration: generated log, curves, Bayes optimum
   fastcross compare --data criteo.cache --seeds 0,1,2         mean ± standard deviation over three seeds

@@ -18,17 +18,9 @@ from fastcross.training.config import (
 def add_preparation(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reading the input")
     group.add_argument("--format", default="auto", choices=("auto", *FORMATS), help="default: by the file's beginning")
-    group.add_argument(
-        "--split",
-        metavar="SPLIT",
-        help="time (first 6/7 train, the rest halved), random, with fractions as in random:0.8,0.1,0.1, files, or one "
-        "fraction for training, the rest for test (default: time)",
-    )
     group.add_argument("--time-column", metavar="NAME", help="orders the rows for --split time, if the file does not")
-    group.add_argument("--split-seed", type=at_least(0), default=0, metavar="N", help="of a random split (default: 0)")
-    group.add_argument("--min-frequency", type=at_least(0), metavar="N", help="rarer values share one id (default: 10)")
     group.add_argument("--hash-buckets", type=at_least(1), metavar="N", help="hash values into N ids, no vocabularies")
-    add_reading(group)
+    _add_division(group, "rarer values share one id (default: 10)")
     group = parser.add_argument_group(
         "columns of csv and parquet files", "What is not said here is inferred from the rows, and printed with reasons."
     )
@@ -49,6 +41,24 @@ def add_preparation(parser: argparse.ArgumentParser) -> None:
     add("--datetime", "columns that become the hour and the weekday")
     add("--drop", "columns to leave out")
     group.add_argument("--columns", metavar="JSON", help="a file with label, dense, categorical, bags, classes …")
+
+
+def add_growth(parser: argparse.ArgumentParser) -> None:
+    """Of files whose columns a run knows already."""
+    group = parser.add_argument_group("reading the input", "Columns, classes and statistics are those of RUN.")
+    _add_division(group, "rarer values get no id (default: as when RUN's data was prepared, or 10)")
+
+
+def _add_division(group: argparse._ActionsContainer, about_frequency: str) -> None:
+    group.add_argument(
+        "--split",
+        metavar="SPLIT",
+        help="time (first 6/7 train, the rest halved), random, with fractions as in random:0.8,0.1,0.1, files, or one "
+        "fraction for training, the rest for test (default: time)",
+    )
+    group.add_argument("--split-seed", type=at_least(0), default=0, metavar="N", help="of a random split (default: 0)")
+    group.add_argument("--min-frequency", type=at_least(0), metavar="N", help=about_frequency)
+    add_reading(group)
 
 
 def add_reading(parser: argparse._ActionsContainer) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from os import PathLike
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from fastcross.data.encoder import Ids, Standardisation
+from fastcross.data.encoder import Encoder, Ids, Standardisation
+from fastcross.data.errors import DataError
 from fastcross.data.parallel import WORKERS
 from fastcross.data.spool import CodedFiles, Spool
-from fastcross.data.vocabulary import MERGE_AT, Hashing, count_values
+from fastcross.data.vocabulary import MERGE_AT, Hashing, Vocabulary, count_values
 
 Array = npt.NDArray[Any]
 
@@ -36,34 +38,52 @@ def fit_standardisation(spool: Spool, part: Array) -> Standardisation:
 
 
 def fit_ids(
-    spool: Spool, part: Array, min_frequency: int, hash_buckets: int | None
+    spool: Spool, part: Array, min_frequency: int, hash_buckets: int | None, known: Encoder | None = None
 ) -> tuple[tuple[Ids, ...], tuple[Ids, ...]]:
-    """The ids of the categorical columns and of the bags; those of the dictionary entries go to the spool."""
+    """The ids of the categorical columns and of the bags; those of the dictionary entries go to the spool.
+
+    Of a `known` encoder all ids stay, and the frequent values that it has not get the next ones."""
     train = [part[rows] == 0 for _, rows in spool.blocks()]
 
     def counted(files: CodedFiles, training_codes: Callable[[int], Array]) -> Iterator[tuple[pa.Array, Array]]:
         for i, dictionary in enumerate(files.dictionaries()):
             yield dictionary, np.bincount(training_codes(i), minlength=len(dictionary))
 
-    def fit(files: CodedFiles, training_codes: Callable[[int], Array]) -> Ids:
+    def fit(files: CodedFiles, training_codes: Callable[[int], Array], old: Ids | None) -> Ids:
         counts = counted(files, training_codes)
         ids: Ids = Hashing(hash_buckets) if hash_buckets else count_values(counts, min_frequency)
+        if isinstance(old, Vocabulary) and isinstance(ids, Vocabulary):
+            ids = old.grown(ids)
         files.save_ids(_ids_of_all(files, ids))
         return ids
 
     def fit_categorical(column: int) -> Ids:
-        return fit(spool.categorical[column], lambda i: spool.column_codes(column, i)[train[i]])
+        old = known.categorical[column] if known else None
+        return fit(spool.categorical[column], lambda i: spool.column_codes(column, i)[train[i]], old)
 
     def fit_bag(column: int) -> Ids:
         return fit(
             spool.bags[column],
             lambda i: spool.bag(column, i, "codes")[np.repeat(train[i], spool.bag(column, i, "counts"))],
+            known.bags[column] if known else None,
         )
 
     with ThreadPoolExecutor(WORKERS) as pool:
         categorical = pool.map(fit_categorical, range(len(spool.categorical)))
         bags = pool.map(fit_bag, range(len(spool.bags)))
         return tuple(categorical), tuple(bags)
+
+
+def load_to_grow(folder: str | PathLike[str]) -> Encoder:
+    """The encoder in a folder; DataError where it has no vocabularies to grow."""
+    encoder = Encoder.load(folder)
+    for ids in (*encoder.categorical, *encoder.bags):
+        if isinstance(ids, Hashing):
+            raise DataError(
+                f"{folder}: there is nothing to extend: values are hashed into {ids.buckets:,} buckets, "
+                "which hold those that are new, too"
+            )
+    return encoder
 
 
 def _ids_of_all(files: CodedFiles, known: Ids) -> Iterator[Array]:

@@ -30,7 +30,7 @@ from fastcross.data.cache import FORMAT_VERSION, Cache
 from fastcross.data.columns import Columns
 from fastcross.data.encoder import Encoder
 from fastcross.data.errors import DataError, Problems
-from fastcross.data.fit import fit_ids, fit_standardisation
+from fastcross.data.fit import fit_ids, fit_standardisation, load_to_grow
 from fastcross.data.formats import detect_format, get_format
 from fastcross.data.formats.table import Table
 from fastcross.data.inputs import Source, read_in_order, resolve_paths
@@ -57,6 +57,7 @@ def prepare(
     time_column: str | None = None,
     on_error: str = "stop",
     progress: Progress | bool = False,
+    grow: str | PathLike[str] | None = None,
 ) -> Cache:
     """Read `source` (a file, a pattern, a list) into a cache at `cache_path`, or reuse the cache that is there already.
 
@@ -65,7 +66,13 @@ def prepare(
     column); time_column: orders the rows for a split by time where the file does not; on_error: "stop" at the first
     bad row with a DataError, or "skip" and count them in manifest["skipped"]; progress: True, or a function of
     (stage, done, total). What was inferred, and how the rows were divided, is in the cache's `report`.
+
+    grow: the folder of an encoder. Its format, columns, classes and statistics stand, all of its ids stay,
+    and values that it has not, but that are frequent enough here, get the ids after them.
     """
+    known = None if grow is None else load_to_grow(grow)
+    if known and (format != "auto" or columns is not None or hash_buckets is not None or time_column is not None):
+        raise ValueError("grow keeps its encoder's: it takes no format, columns, hash_buckets and time_column")
     paths, cache_path = resolve_paths(source), Path(cache_path)
     problems, division = Problems(on_error), Split.parse(split)
     if min_frequency < 0 or (hash_buckets is not None and not 1 <= hash_buckets < 1 << 31):
@@ -87,13 +94,18 @@ def prepare(
         "columns": declared.to_dict() if declared else None,
         "on_error": on_error,
     }
+    if known:
+        configuration |= {"format": known.format, "grow": known.fingerprint}
     inputs = [{"name": path.name, "size": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns} for path in paths]
     identity = [FORMAT_VERSION, [(i["size"], i["mtime_ns"]) for i in inputs], configuration]
     fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     if (cache := _reusable(cache_path, fingerprint)) is not None:
         return cache
     report = progress if callable(progress) else _print_progress if progress else _no_progress
-    table = get_format(format).open(paths[0], declared)
+    if known:
+        table = get_format(known.format).open_for_prediction(paths[0], known.columns, True, None)
+    else:
+        table = get_format(format).open(paths[0], declared)
     if table.columns.classes is None:
         table = _settle_label(table, paths, report)
     label = table.columns.label or ""
@@ -110,10 +122,11 @@ def prepare(
         check_both(counts.sum(axis=0), table.columns.classes or (), label, "")
         check_both(counts[0], table.columns.classes or (), label, " of the training part")
         report("count", 0, 1)
-        categorical, bags = fit_ids(spool, part, min_frequency, hash_buckets)
+        categorical, bags = fit_ids(spool, part, min_frequency, hash_buckets, known)
         # Rows to predict need no time: it only divided these.
         columns_of_rows = replace(table.columns, time=None, time_as="number")
-        encoder = Encoder(format, columns_of_rows, fit_standardisation(spool, part), categorical, bags)
+        standardise = known.standardise if known else fit_standardisation(spool, part)
+        encoder = Encoder(known.format if known else format, columns_of_rows, standardise, categorical, bags)
         files = write_parts(spool, part, encoder.standardise, folder, report)
         shutil.rmtree(spool.folder)
         encoder.save(folder / "encoder")

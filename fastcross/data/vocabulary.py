@@ -41,6 +41,11 @@ class Vocabulary:
         found = pc.index_in(dictionary, value_set=self.values)
         return pc.fill_null(found, -1).to_numpy(zero_copy_only=False) + np.int32(1)
 
+    def grown(self, others: Vocabulary) -> Vocabulary:
+        """With the values of another that it has not; all that were there keep their ids."""
+        unknown = pc.is_null(pc.index_in(others.values, value_set=self.values))
+        return Vocabulary(pa.concat_arrays([self.values, others.values.filter(unknown)]))
+
     def digest(self) -> str:
         """A checksum of the values themselves, however Arrow lays them out in memory or in a file."""
         valid = self.values.is_valid().to_numpy(zero_copy_only=False)

@@ -1,0 +1,160 @@
+"""New ids without a new model: a run whose vocabularies have grown by what new data brought, trained on with that data.
+
+A new id was an out-of-vocabulary value until now: its row starts as that row, and so do the row's moments in the
+optimiser, for they are its history, too. (Zeros would make its first steps the largest of all: Adam divides by √v.)
+Every other row, id and moment stays bit for bit: old values are predicted as before until training goes on.
+"""
+
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastcross.data import Cache
+from fastcross.files import building
+from fastcross.layers.embedding import EmbeddingStack
+from fastcross.training.checkpoint import CheckpointError
+from fastcross.training.config import TrainingConfig
+from fastcross.training.dataset import Dataset, Progress, Show
+from fastcross.training.experiment import Experiment, resume
+from fastcross.training.lock import LOCK
+from fastcross.training.loop import Trainer
+from fastcross.training.processes import ALONE
+from fastcross.training.run_folder import FILES, LEFTOVER, Run, working_in
+from fastcross.training.trained import Trained, load_model
+
+OWN = (*FILES, "encoder", "best.safetensors", "last.safetensors", LOCK)
+
+
+def extend(
+    source: Path | str,
+    files: Sequence[str | PathLike[str]],
+    target: Path | str,
+    *,
+    preparation: Mapping[str, Any] | None = None,
+    training: Mapping[str, Any] | None = None,
+    cache: str | None = None,
+    device: str | None = None,
+    threads: int | None = None,
+    show: Show | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Grow the vocabularies of a finished run by the new files' frequent values, and go on training with these files.
+
+    The extended run stands in ``target`` before its training begins: if that is interrupted, ``resume`` goes on. Where
+    the target is the run itself, it is replaced when all is done. What fails leaves everything as it was.
+
+    Args:
+        source: the run folder.
+        files: labelled files like those it was trained on.
+        target: a new folder, or the same.
+        preparation: of the new files, as arguments of :func:`fastcross.data.prepare`: split, min_frequency …
+        training: fields of :class:`TrainingConfig` that differ from the run's.
+        cache: where to keep what is prepared; None for a folder of the user's own.
+        device, threads: None for those of the run.
+
+    Returns:
+        What the extended run's result.json holds.
+    """
+    source, target = Path(source), Path(target)
+    in_place = target.exists() and target.samefile(source)
+    if not in_place and target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CheckpointError(f"{target} is there already and not empty; choose another folder")
+    plan, trained, moments = _read(source, dict(training or {}))
+    options = {"grow": str((source / "encoder").resolve()), **(preparation or {})}
+    plan = replace(
+        plan,
+        data=Dataset(tuple(map(str, files)), cache, options),
+        device=device or plan.device,
+        threads=threads or plan.threads,
+    )
+    opened, _ = plan.data.open(show, progress=progress)
+    if show:
+        show(_news(trained, opened))
+    if not in_place:
+        with building(target) as folder:
+            _write(plan, opened, trained, moments, folder)
+        return resume(target, show=show)
+    with working_in(source), building(source) as folder:
+        _write(plan, opened, trained, moments, folder)
+        result = resume(folder, show=show)
+        _keep_others(source, folder)
+    return result
+
+
+def _read(source: Path, training: dict[str, Any]) -> tuple[Experiment, Trained, Mapping[str, Any]]:
+    """The experiment to go on with, the model, and the optimiser's state."""
+    run = Run(source)
+    plan = Experiment.load(source)
+    if plan.sharding is not None:
+        raise CheckpointError(f"{source} is a run of several processes; make it one: fastcross convert --to single")
+    if plan.options.get("crosses"):
+        raise CheckpointError(
+            f"{source} has crosses, which number the combinations of all ids: it cannot be extended, only trained anew"
+        )
+    if run.result is None:
+        raise CheckpointError(f"{source} is not finished; go on with it first: fastcross train --resume {source}")
+    config = TrainingConfig(**{**asdict(plan.training), **training})
+    if config.optimizer != plan.training.optimizer:
+        raise ValueError(
+            f"the state of the optimiser is kept: it must stay {plan.training.optimizer}; got {config.optimizer}"
+        )
+    trained = load_model(source, "cpu")
+    options = dict(plan.options)
+    if isinstance(embedding := getattr(trained.model, "embedding", None), EmbeddingStack):
+        options["embedding_dim"] = list(embedding.dims)  # a width that follows from the cardinality would grow with it
+    return replace(plan, options=options, training=config), trained, run.load("last", {})["optimizer"]
+
+
+def _write(plan: Experiment, cache: Cache, trained: Trained, moments: Mapping[str, Any], folder: Path) -> None:
+    """A run folder as one that was interrupted before its first step, with all that it starts from."""
+    config = plan._describe(cache, {}) | {"extends": str(trained.path.resolve())}
+    run = Run.create(folder, config, cache.encoder)
+    with plan._trainer(cache, {}, None, ALONE) as trainer:
+        _fill(trainer, trained.model.state_dict(), moments)
+        trainer.run = run
+        run.save("best", {**trainer.header, "step": 0, "metrics": {}, "model": trainer.model.state_dict()})
+        trainer.save()
+
+
+def _fill(trainer: Trainer, weights: Mapping[str, Tensor], moments: Mapping[str, Any]) -> None:
+    """Give a new model the old one's weights, and its optimiser the old one's state, with rows for the new ids."""
+    wanted = trainer.model.state_dict()
+    trainer.model.load_state_dict({name: _grown(old, wanted[name]) for name, old in weights.items()})
+    parts = []
+    for part, old in zip(trainer.optimizer.parts, moments["parts"], strict=True):
+        parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+        state = {
+            index: {name: _grown(value, parameters[index]) for name, value in values.items()}
+            for index, values in old["state"].items()
+        }
+        parts.append({**old, "state": state})
+    trainer.optimizer.load_state_dict({"parts": parts})
+
+
+def _grown(old: Any, like: Tensor) -> Any:
+    """With copies of its first row, which is that of id 0, until it has as many as ``like``."""
+    if not isinstance(old, Tensor) or not old.dim() or len(old) == len(like):
+        return old
+    return torch.cat([old, old[:1].expand(len(like) - len(old), *old.shape[1:])])
+
+
+def _news(trained: Trained, cache: Cache) -> str:
+    before, now = trained.schema, cache.schema
+    names = (*now.categorical_names, *now.bag_names)
+    old, grown = ((*schema.cardinalities, *schema.bag_cardinalities) for schema in (before, now))
+    new = [f"{name} {b - a:,}" for name, a, b in zip(names, old, grown, strict=True) if b > a]
+    return f"new ids: {', '.join(new) if new else 'none: no unknown value is frequent enough'}"
+
+
+def _keep_others(source: Path, folder: Path) -> None:
+    """What users put into a run folder stays there."""
+    for item in source.iterdir():
+        if item.name in OWN or LEFTOVER.fullmatch(item.name):
+            continue
+        shutil.copytree(item, folder / item.name) if item.is_dir() else shutil.copy2(item, folder / item.name)
