@@ -24,9 +24,12 @@ def as_rows(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
 
 
+def stride_like(x: Tensor) -> int:
+    """The stride between rows of a result that is made like the rows ``x``: theirs, where it is padding."""
+    stride, d = x.stride(0), x.shape[1]
+    return stride if d < stride <= d + MAX_PADDING else d
+
+
 def empty_rows(x: Tensor) -> Tensor:
     """An uninitialised tensor like the rows ``x``, with the same padding between rows."""
-    rows, d = x.shape
-    stride = x.stride(0)
-    # With strides PyTorch makes a tensor in two thirds of the time that new_empty takes.
-    return x.new_empty_strided((rows, d), (stride if d < stride <= d + MAX_PADDING else d, 1))
+    return x.new_empty_strided(x.shape, (stride_like(x), 1))

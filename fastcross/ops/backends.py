@@ -17,9 +17,9 @@ BACKENDS = ("auto", "triton", "numba", "torch", "reference")
 _CPU_DTYPES = (torch.float32, torch.float64)
 _INSTALLED = {package: importlib.util.find_spec(package) is not None for package in ("triton", "numba")}
 _KERNELS = {
-    ("cross_layer", "numba"): "fastcross.kernels.cpu.launchers",
-    ("cross_network", "numba"): "fastcross.kernels.cpu.launchers",
-    ("cross_logits", "numba"): "fastcross.kernels.cpu.launchers",
+    ("cross_layer", "numba"): "fastcross.kernels.cpu.cross_layer",
+    ("cross_network", "numba"): "fastcross.kernels.cpu.cross_network",
+    ("cross_logits", "numba"): "fastcross.kernels.cpu.cross_network",
     ("cross_layer", "triton"): "fastcross.kernels.gpu.launchers",
     ("cross_network", "triton"): "fastcross.kernels.gpu.launchers",
     ("cross_logits", "triton"): "fastcross.kernels.gpu.launchers",

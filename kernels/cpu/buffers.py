@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fastcross.kernels.rows import MAX_PADDING, empty_rows
+from fastcross.kernels.rows import empty_rows, stride_like
 
 HUGE_PAGE = 2 << 20
 SMALLEST = 2 * HUGE_PAGE  # bytes: what is smaller, the C library keeps by itself
@@ -46,8 +46,7 @@ def empty_output(x: Tensor) -> Tensor:
     """An uninitialised tensor like the rows ``x``, with the same padding between rows."""
     if x.nbytes < SMALLEST or x.dtype not in _NUMPY or not hasattr(mmap, "MAP_PRIVATE"):
         return empty_rows(x)
-    (rows, d), itemsize = x.shape, x.element_size()
-    stride = x.stride(0) if d < x.stride(0) <= d + MAX_PADDING else d
+    (rows, d), itemsize, stride = x.shape, x.element_size(), stride_like(x)
     size = -(-rows * stride * itemsize // HUGE_PAGE) * HUGE_PAGE
     try:
         memory = _waiting[size].pop()
@@ -71,7 +70,7 @@ def _keep(lease: _Lease) -> None:
     del _lent[id(lease)]
     size = lease.memory.size
     _waiting[size].append(lease.memory)
-    # Sizes that are no longer asked for go first, the one that just was last.
+    # Memory of other sizes goes first; that of the size which was used just now goes last.
     for other in [*(each for each in list(_waiting) if each != size), size]:
         while _waiting[other] and sum(each * len(queue) for each, queue in list(_waiting.items())) > KEEP:
             with contextlib.suppress(IndexError):  # another thread was faster

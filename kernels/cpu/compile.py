@@ -9,30 +9,27 @@ import ctypes
 import fcntl
 import functools
 import hashlib
+import importlib
 import os
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import llvmlite
 import llvmlite.binding as llvm
-import numba
 import torch
-from numba import types
 
 from fastcross.files import atomic
 from fastcross.kernels import HOME
-from fastcross.kernels.cpu.numba_internals import object_code
-from fastcross.kernels.cpu.simd import OPTIONS
 
 PATIENCE = 60.0  # seconds to wait for another process that compiles
+_SETTINGS = ("NUMBA_CPU_FEATURES", "NUMBA_CPU_NAME", "NUMBA_OPT")  # Numba's own, which change what it makes
 
-_config: Any = numba.config  # its names are those of Numba's environment variables
-_kernels: dict[tuple[Callable[[Any], object], torch.dtype], Any] = {}
+_kernels: dict[tuple[Any, torch.dtype], Any] = {}
 _lock = threading.Lock()
 
 
@@ -46,16 +43,21 @@ def announce(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def compiled(kernel: Callable[[Any], object], dtype: torch.dtype) -> Callable[[Any], None]:
-    """The kernel for one dtype, as a native function of its task's block."""
+def compiled(kernel: str | Callable[[Any], object], dtype: torch.dtype) -> Callable[[Any], None]:
+    """A kernel for one dtype, as a native function of its task's block.
+
+    Args:
+        kernel: "module.function" of ``fastcross.kernels.cpu.native``, imported if it has to be compiled; or a function.
+    """
     found = _kernels.get((kernel, dtype))
     return _make(kernel, dtype) if found is None else found
 
 
-def _make(kernel: Callable[[Any], object], dtype: torch.dtype) -> Callable[[Any], None]:
+def _make(kernel: str | Callable[[Any], object], dtype: torch.dtype) -> Callable[[Any], None]:
     with _lock:
         if (kernel, dtype) not in _kernels:  # otherwise another thread was faster
-            name = f"fastcross-{kernel.__name__}-{str(dtype).removeprefix('torch.')}-{_digest()}.o"
+            stem = kernel if isinstance(kernel, str) else kernel.__name__
+            name = f"fastcross-{stem}-{str(dtype).removeprefix('torch.')}-{_digest()}.o"
             code = _read(name)
             if code is None:
                 with _alone():
@@ -66,14 +68,15 @@ def _make(kernel: Callable[[Any], object], dtype: torch.dtype) -> Callable[[Any]
         return _kernels[kernel, dtype]
 
 
-def _compile(kernel: Callable[[Any], object], dtype: torch.dtype, name: str) -> Callable[[Any], None]:
+def _compile(kernel: str | Callable[[Any], object], dtype: torch.dtype, name: str) -> Callable[[Any], None]:
     _tell_once(os.getpid())
-    real = types.float32 if dtype == torch.float32 else types.float64
-    native = numba.cfunc(types.void(types.CPointer(real)), **OPTIONS)(kernel)
-    content = object_code(native)
-    if content is not None:
-        _write(name, Code(native.native_name, content))
-    return _function(native.address or 0, native)
+    if isinstance(kernel, str):
+        module, function = kernel.split(".")
+        kernel = getattr(importlib.import_module(f"fastcross.kernels.cpu.native.{module}"), function)
+    native = importlib.import_module("fastcross.kernels.cpu.native.function").native_function(kernel, dtype)
+    if native.content is not None:
+        _write(name, Code(native.symbol, native.content))
+    return _function(native.address, native)
 
 
 @functools.cache
@@ -106,9 +109,10 @@ def _initialise() -> None:
 
 
 def _folders() -> list[Path]:
-    """Where compiled kernels are looked for: Numba's cache folder if one was set, the package's, the user's."""
-    folders = [Path(_config.CACHE_DIR)] if _config.CACHE_DIR else []
-    folders.append(Path(__file__).parent / "__pycache__")
+    """Where compiled kernels are looked for: Numba's cache folder if one was set, else the package's and the user's."""
+    if folder := os.environ.get("NUMBA_CACHE_DIR"):
+        return [Path(folder)]
+    folders = [Path(__file__).parent / "__pycache__"]
     with contextlib.suppress(RuntimeError):  # not every user has a home
         folders.append(Path.home() / ".cache" / "fastcross")
     return folders
@@ -175,10 +179,12 @@ def _alone() -> Iterator[None]:
 @functools.cache
 def _digest() -> str:
     """Of all that the machine code depends on: the sources, the compilers, the processor."""
-    sources = b"".join(file.read_bytes() for file in sorted(Path(__file__).parent.glob("*.py")))
-    compilers = numba.__version__, llvmlite.__version__, _config.OPT
-    processor = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten(), _config.CPU_NAME, _config.CPU_FEATURES
-    return hashlib.sha256(sources + repr((compilers, processor)).encode()).hexdigest()[:16]
+    files = sorted(Path(__file__).parent.rglob("*.py"))
+    sources = b"".join(file.read_bytes() for file in files)
+    compilers = version("numba"), version("llvmlite")
+    processor = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()
+    settings = sorted((name, value) for name, value in os.environ.items() if name in _SETTINGS)
+    return hashlib.sha256(sources + repr((compilers, processor, settings)).encode()).hexdigest()[:16]
 
 
 def _forget_lock() -> None:

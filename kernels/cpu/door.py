@@ -5,67 +5,75 @@ shape and the strides are compared with what the kernel is about to touch; a ten
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-_STRIDED = torch.strided
 _NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
+_METADATA = attrgetter("dtype", "device", "layout", "shape")
 
 
-def address(name: str, t: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> int:
-    """The address of a contiguous tensor."""
-    if (
-        not isinstance(t, Tensor)
-        or t.dtype is not dtype
-        or t.shape != shape
-        or not t.is_cpu
-        or t.layout is not _STRIDED
-        or not t.is_contiguous()
-        or not ((pointer := t.data_ptr()) or t.numel() == 0)
-    ):
-        raise _refusal(name, t, dtype, shape, "contiguous")
-    return pointer
+def describe(t: Tensor | None) -> Any:
+    """All that :func:`check` looks at: what is right for one tensor is right for others of the same description."""
+    return None if t is None else (_METADATA(t), t.stride())
 
 
-def address_of_rows(name: str, t: Tensor, dtype: torch.dtype, shape: tuple[int, int]) -> tuple[int, int]:
-    """The address of the first row and the stride to the next; within a row, elements are neighbours."""
-    if (
-        not isinstance(t, Tensor)
-        or t.dtype is not dtype
-        or t.shape != shape
-        or not t.is_cpu
-        or t.layout is not _STRIDED
-    ):
-        raise _refusal(name, t, dtype, shape, "rows")
-    stride, step = t.stride()
+def check(name: str, t: Any, dtype: torch.dtype, shape: Sequence[int | str], are_rows: bool = False) -> None:
+    """Raises unless a kernel may have the tensor's address.
+
+    Args:
+        shape: numbers, and names for those that may be any.
+        are_rows: whether there may be something between the rows of (M, d); otherwise it must be contiguous.
+    """
+    form = "rows with unit column stride" if are_rows else "contiguous"
+    wanted = f"{dtype} on cpu, ({', '.join(map(str, shape))}), {form}"
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} must be {wanted}; got {type(t).__name__}")
+    strided = t.layout is torch.strided
+    found = f"{t.dtype} on {t.device}, {tuple(t.shape)}, {f'strides {t.stride()}' if strided else t.layout}"
+    if t.dtype is not dtype:
+        raise TypeError(f"{name} must be {wanted}; got {found}")
+    fits = len(t.shape) == len(shape) and all(isinstance(n, str) or n == m for n, m in zip(shape, t.shape, strict=True))
+    if not (fits and strided and t.device.type == "cpu" and (_lies_in_rows(t) if are_rows else t.is_contiguous())):
+        raise ValueError(f"{name} must be {wanted}; got {found}")
+
+
+def _lies_in_rows(t: Tensor) -> bool:
     # PyTorch calls a tensor without rows contiguous whatever its strides are.
-    if (step != 1 and shape[1] > 1 and shape[0] > 0) or not ((pointer := t.data_ptr()) or t.numel() == 0):
-        raise _refusal(name, t, dtype, shape, "rows with unit column stride")
-    return pointer, stride
+    return t.dim() == 2 and (t.stride(1) == 1 or t.shape[1] < 2 or t.shape[0] == 0)
 
 
-def addresses(name: str, tensors: Sequence[Tensor], dtype: torch.dtype, shapes: Sequence[tuple[int, ...]]) -> Tensor:
-    """The addresses of contiguous tensors, as int64."""
+def addresses_of(names: Sequence[str], tensors: Sequence[Tensor | None], without: int = 0) -> list[int]:
+    """The addresses of tensors that were checked, or are like ones that were; 0 for the ``without`` that have none."""
+    found = [0 if t is None else t.data_ptr() for t in tensors]
+    if found.count(0) > without:
+        for name, t, address in zip(names, tensors, found, strict=True):
+            if t is not None and address == 0 and t.numel():
+                raise ValueError(f"{name} must have memory of its own; got {tuple(t.shape)} without")
+    return found
+
+
+def table_of(name: str, tensors: Sequence[Tensor], dtype: torch.dtype, shapes: Sequence[Sequence[int]]) -> Tensor:
+    """The addresses of contiguous tensors as a tensor, for a kernel that has any number of them."""
     if len(tensors) != len(shapes):
         raise ValueError(f"{name} must be {len(shapes)} tensors; got {len(tensors)}")
-    found = [address(name, t, dtype, shape) for t, shape in zip(tensors, shapes, strict=True)]
-    return torch.from_numpy(np.array(found, np.int64))
+    for t, shape in zip(tensors, shapes, strict=True):
+        if (
+            not isinstance(t, Tensor)
+            or t.dtype is not dtype
+            or t.shape != tuple(shape)
+            or not t.is_cpu
+            or t.layout is not torch.strided
+            or not t.is_contiguous()
+        ):  # the quick way to see that `check` has nothing to say
+            check(name, t, dtype, shape)
+    return torch.from_numpy(np.array(addresses_of([name] * len(tensors), tensors), np.int64))
 
 
 def scratch(size: int) -> tuple[Tensor, int]:
     """Uninitialised memory of ``size`` bytes, and its address."""
     memory = _NOTHING.new_empty_strided((size,), (1,))  # three times as fast as torch.empty
     return memory, memory.data_ptr()
-
-
-def _refusal(name: str, t: Tensor, dtype: torch.dtype, shape: tuple[int, ...], form: str) -> Exception:
-    if not isinstance(t, Tensor):
-        return TypeError(f"{name} must be a tensor {shape} of {dtype}; got {type(t).__name__}")
-    strides = f"strides {t.stride()}" if t.layout is _STRIDED else f"layout {t.layout}"
-    message = (
-        f"{name} must be {dtype} on cpu, {shape}, {form}, with memory of its own; "
-        f"got {t.dtype} on {t.device}, {tuple(t.shape)}, {strides}"
-    )
-    return TypeError(message) if t.dtype != dtype else ValueError(message)

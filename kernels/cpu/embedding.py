@@ -6,7 +6,8 @@
 
 Each table is a tensor of its own, with its own width, so the kernels take arrays of addresses. Only rows named in the
 batch are read, however high the tables are; the next row is prefetched while one is copied, because nearly every row is
-a cache miss. Ids are checked as they are read. ``row_sums.py`` has the sums.
+a cache miss. Ids are checked as they are read. Every element of a gradient is summed by one thread in the order of the
+batch, after a stable radix sort: bit-identical from run to run.
 """
 
 from collections.abc import Sequence
@@ -15,12 +16,12 @@ import torch
 from torch import Tensor
 
 from fastcross.kernels.cpu.compile import compiled
-from fastcross.kernels.cpu.layout import INDEX, Layout, rows, whole
-from fastcross.kernels.cpu.row_sums import stack_bwd
-from fastcross.kernels.cpu.simd import at, copy, least, pointer_to
-from fastcross.kernels.cpu.tables import describe, prefetch_row, unit_columns
+from fastcross.kernels.cpu.door import table_of
+from fastcross.kernels.cpu.fields import INDEX, index, rows, whole
+from fastcross.kernels.cpu.layout import Layout
+from fastcross.kernels.cpu.plan import found
+from fastcross.kernels.cpu.tables import describe_tables, numbers, unit_columns
 from fastcross.kernels.cpu.threads import run_task
-from fastcross.kernels.cpu.unpack import report
 from fastcross.kernels.embedding import (
     check_offsets,
     empty_x0,
@@ -30,50 +31,21 @@ from fastcross.kernels.embedding import (
     sum_bag,
 )
 
+RADIX_BITS = 11  # 2048 counters fit the L1 cache, and two passes sort a vocabulary of 4 million
+DIGITS = 1 << RADIX_BITS
+
 STACK = Layout(
     "stack_fwd",
     items="M",
     work=lambda n: n.width,
     operands={
-        "tables": whole("K", kind=INDEX),
+        "tables": whole("K", kind=INDEX),  # addresses
         "heights": whole("K", kind=INDEX),
         "widths": whole("K", kind=INDEX),
         "ids": rows("M", "K", kind=INDEX),
         "x0": rows("M", "width"),
     },
-    sizes=("M", "K", "width"),
 )
-take_stack = STACK.take
-
-
-def stack_fwd_kernel(block):
-    task = take_stack(block)
-    while task.chunk < task.chunks:
-        K, heights, widths = task.K, task.heights, task.widths
-        for m in range(task.start, task.stop):
-            ids, out = at(task.ids, m * task.stride_ids), at(task.x0, m * task.stride_x0)
-            for k in range(K):
-                table, width = pointer_to(task.tables[k], out), widths[k]
-                if m + 1 < task.stop:
-                    prefetch_row(at(table, ids[task.stride_ids + k] * width), width)
-                if 0 <= ids[k] < heights[k]:
-                    copy(out, at(table, ids[k] * width), width)
-                else:
-                    report(block, m * K + k)
-                out = at(out, width)
-        task = take_stack(block)
-
-
-def stack_fwd(tables: Sequence[Tensor], ids: Tensor, x0: Tensor) -> int:
-    """Fills the first columns of x0; returns -1, or m·K + k where ids[m, k] is the first id outside table k."""
-    (M, K), (where, heights, widths) = ids.shape, describe(tables, x0.dtype)
-    columns = x0[:, : sum(table.shape[1] for table in tables)]
-    plan = STACK.plan(x0.dtype, torch.get_num_threads(), M=M, K=K, width=columns.shape[1])
-    task = plan.task(tables=where, heights=heights, widths=widths, ids=unit_columns(ids), x0=columns)
-    run_task(compiled(stack_fwd_kernel, x0.dtype), task)
-    return plan.found(task)
-
-
 POOL = Layout(
     "pool_fwd",
     items="M",
@@ -85,40 +57,68 @@ POOL = Layout(
         "coefficients": whole("N"),
         "x0": rows("M", "width"),
     },
-    sizes=("M", "N", "height", "width"),
 )
-take_pool = POOL.take
+SUMS = Layout(
+    "stack_bwd",
+    items="K",
+    work=lambda n: n.M * n.width // max(1, n.K),
+    operands={
+        "heights": whole("K", kind=INDEX),
+        "widths": whole("K", kind=INDEX),
+        "ids": rows("M", "K", kind=INDEX),
+        "dx0": rows("M", "width"),
+        "rows": whole("K", kind=INDEX),  # addresses, as are the gradients
+        "gradients": whole("K", kind=INDEX),
+        "counts": whole("K", kind=INDEX),
+    },
+    own={
+        "keys": index(lambda n: n.M),
+        "order": index(lambda n: n.M),
+        "other": index(lambda n: n.M),
+        "digits": index(lambda n: DIGITS + 1),
+    },
+)
 
 
-def pool_fwd_kernel(block):
-    task = take_pool(block)
-    while task.chunk < task.chunks:
-        M, N, width, values, offsets = task.M, task.N, task.width, task.values, task.offsets
-        for m in range(task.start, task.stop):
-            pooled = at(task.x0, m * task.stride_x0)
-            for i in range(width):
-                pooled[i] = 0
-            first, last = offsets[m], N
-            if m + 1 < M:
-                last = least(offsets[m + 1], N)
-            for n in range(first if first > 0 else 0, last):
-                if 0 <= values[n] < task.height:
-                    row, coefficient = at(task.table, values[n] * width), task.coefficients[n]
-                    for i in range(width):
-                        pooled[i] += coefficient * row[i]
-                else:
-                    report(block, n)
-        task = take_pool(block)
+def stack_fwd(tables: Sequence[Tensor], ids: Tensor, x0: Tensor) -> int:
+    """Fills the first columns of x0; returns -1, or m·K + k where ids[m, k] is the first id outside table k."""
+    where, heights, widths = describe_tables(tables, x0.dtype)
+    columns = x0[:, : sum(table.shape[1] for table in tables)]
+    task = STACK.task(x0.dtype, tables=where, heights=heights, widths=widths, ids=unit_columns(ids), x0=columns)
+    run_task(compiled("embedding.stack_fwd", x0.dtype), task)
+    return found(task)
 
 
 def pool_fwd(table: Tensor, values: Tensor, offsets: Tensor, coefficients: Tensor, x0: Tensor) -> int:
     """Fills the bag's columns, x0; returns -1, or the position of the first value outside the table."""
-    (height, width), M, N = table.shape, offsets.shape[0], values.shape[0]
-    plan = POOL.plan(x0.dtype, torch.get_num_threads(), M=M, N=N, height=height, width=width)
-    values, offsets = values.contiguous(), offsets.contiguous()
-    task = plan.task(table=table, values=values, offsets=offsets, coefficients=coefficients.contiguous(), x0=x0)
-    run_task(compiled(pool_fwd_kernel, x0.dtype), task)
-    return plan.found(task)
+    values, offsets, coefficients = values.contiguous(), offsets.contiguous(), coefficients.contiguous()
+    task = POOL.task(x0.dtype, table=table, values=values, offsets=offsets, coefficients=coefficients, x0=x0)
+    run_task(compiled("embedding.pool_fwd", x0.dtype), task)
+    return found(task)
+
+
+def stack_bwd(sizes: Sequence[int], ids: Tensor, dx0: Tensor) -> list[Tensor]:
+    """For each table its distinct ids in ascending order, and dx0 summed over each; ``sizes``: heights and widths."""
+    M, K = ids.shape
+    heights, widths = tuple(sizes[0 : 2 * K : 2]), tuple(sizes[1 : 2 * K : 2])
+    # Memory of its own for each result, as long as it can become.
+    lengths = [min(M, height) for height in heights]
+    distinct = [ids.new_empty(length) for length in lengths]
+    shapes = list(zip(lengths, widths, strict=True))
+    gradients, counts = [dx0.new_empty(shape) for shape in shapes], ids.new_empty(K)
+    task = SUMS.task(
+        dx0.dtype, ids=unit_columns(ids), dx0=dx0[:, : sum(widths)],
+        heights=numbers(heights), widths=numbers(widths), counts=counts,
+        rows=table_of("rows", distinct, torch.int64, [(length,) for length in lengths]),
+        gradients=table_of("gradients", gradients, dx0.dtype, shapes),
+    )  # fmt: skip
+    run_task(compiled("row_sums.stack_bwd", dx0.dtype), task)
+    results: list[Tensor] = []
+    for k, count in enumerate(counts.tolist()):
+        if count > lengths[k]:
+            raise RuntimeError(f"feature {k} has {heights[k]} ids; got more: they were changed since the forward pass")
+        results += [distinct[k][:count], gradients[k][:count]]
+    return results
 
 
 def embedding_stack_fwd(

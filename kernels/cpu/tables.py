@@ -6,15 +6,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fastcross.kernels.cpu.door import addresses
-from fastcross.kernels.cpu.simd import inline, lanes, prefetch
+from fastcross.kernels.cpu.door import table_of
 
 
-def describe(tables: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def describe_tables(tables: Sequence[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """The addresses, heights and widths of contiguous tables."""
     shapes = [table.shape for table in tables]
     heights, widths = numbers(tuple(shape[0] for shape in shapes)), numbers(tuple(shape[1] for shape in shapes))
-    return addresses("tables", tables, dtype, shapes), heights, widths
+    return table_of("tables", tables, dtype, shapes), heights, widths
 
 
 @functools.lru_cache
@@ -25,9 +24,3 @@ def numbers(values: tuple[int, ...]) -> Tensor:
 
 def unit_columns(ids: Tensor) -> Tensor:
     return ids if ids.shape[1] == 1 or ids.stride(1) == 1 else ids.contiguous()
-
-
-@inline
-def prefetch_row(row, width):
-    for i in range(0, width, 2 * lanes(row)):  # a cache line is two registers
-        prefetch(row, i)

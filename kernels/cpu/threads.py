@@ -25,7 +25,16 @@ class Task(NamedTuple):
     block: Any
     memory: Tensor
     operands: tuple[Any, ...]
+    results: list[Any]  # None for those that are not needed
+    dtype: torch.dtype  # of storage
     threads: int
+    frames: list[tuple[Any, Tensor]] | None  # where block and memory wait for the next call
+
+    def done(self) -> list[Any]:
+        """The results, of a task that is not used any more."""
+        if self.frames is not None:
+            self.frames.append((self.block, self.memory))
+        return self.results
 
 
 def run_task(kernel: Callable[[Any], object], task: Task) -> None:

@@ -10,10 +10,12 @@ import torch
 
 from fastcross.kernels.cpu import compile as cpu_compile
 from fastcross.kernels.cpu import warm_up
-from fastcross.kernels.cpu.layout import Layout, whole
+from fastcross.kernels.cpu.fields import whole
+from fastcross.kernels.cpu.layout import Layout
+from fastcross.kernels.cpu.native.unpack import take
 
-TWICE = Layout("twice", items="M", work=lambda n: 1, operands={"x": whole("M")}, sizes=("M",))
-take_twice = TWICE.take
+TWICE = Layout("twice", items="M", work=lambda n: 1, operands={"x": whole("M")})
+take_twice = take(TWICE)
 
 
 def twice(block):
@@ -42,7 +44,7 @@ class Process:
 
     def run(self, dtype=torch.float32):
         x = torch.arange(5, dtype=dtype)
-        task = TWICE.plan(dtype, 1, M=5).task(x=x)
+        task = TWICE.task(dtype, x=x)
         cpu_compile.compiled(twice, dtype)(task.block)
         assert x.tolist() == [0, 2, 4, 6, 8]
 
@@ -146,9 +148,9 @@ def test_a_full_disk_is_no_error(start, tmp_path, monkeypatch):
 def test_other_sources_compilers_or_processors_are_other_files(start, tmp_path, monkeypatch):
     start(tmp_path).run()
     for place, name, value in (
-        (cpu_compile.numba, "__version__", "0"),
+        (cpu_compile, "version", lambda package: "0"),
         (cpu_compile.llvm, "get_host_cpu_name", lambda: "another"),
-        (cpu_compile._config, "OPT", 0),
+        (cpu_compile.os, "environ", {"NUMBA_OPT": "0"}),
         (cpu_compile.Path, "read_bytes", lambda path: b"other sources"),
     ):
         before = cpu_compile._digest()

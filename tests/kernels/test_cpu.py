@@ -12,9 +12,9 @@ import torch
 
 import fastcross
 from fastcross import CrossNetwork, reference
-from fastcross.kernels.cpu import launchers as cpu
+from fastcross.kernels.cpu import cross_network as cpu
 from fastcross.kernels.cpu import threads
-from fastcross.kernels.cpu.layout import chunks
+from fastcross.kernels.cpu.plan import chunks
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_an_interrupted_caller_waits_for_the_others(without_openmp):
         done.append(block)
 
     with pytest.raises(KeyboardInterrupt):
-        threads.run_task(kernel, threads.Task("block", torch.empty(0), (), 2))
+        threads.run_task(kernel, threads.Task("block", torch.empty(0), (), [], torch.float32, 2, None))
     assert done == ["block"]
 
 

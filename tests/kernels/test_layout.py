@@ -9,59 +9,51 @@ import torch
 from fastcross.kernels import cpu as cpu_package
 from fastcross.kernels.cpu import door
 from fastcross.kernels.cpu.compile import compiled
-from fastcross.kernels.cpu.layout import Layout, real, rows, whole, wide
-from fastcross.kernels.cpu.unpack import report
+from fastcross.kernels.cpu.fields import fresh, real, rows, rows_like, whole, wide
+from fastcross.kernels.cpu.layout import Layout
+from fastcross.kernels.cpu.native.unpack import report, take
+from fastcross.kernels.cpu.plan import found
 
-ECHO = Layout(
-    "echo",
+BASE = Layout(
+    "base",
     items="M",
     work=lambda n: 1 << 16,
-    operands={
-        "x": rows("M", "d"),
-        "absent": whole("d", when="flag"),
-        "ids": whole("M", kind="index"),
-        "out": whole("n"),
-    },
-    sizes=("M", "d", "n", "flag"),
+    operands={"x": rows("M", "d"), "absent": whole("d", optional=True), "ids": whole("M", kind="index")},
+    sizes=("flag",),
     derived={"twice": lambda n: 2 * n.d},
-    scalars=("rate", "decay"),
+    scalars=("rate",),
     shared={"first": wide(lambda n: 3)},
+)
+ECHO = Layout(
+    "echo",
+    extends=BASE,
+    items="M",
+    work=BASE.work,
+    operands={"out": whole("n")},
+    results={"y": rows_like("x", "M", "d"), "z": fresh("d", when="flag")},
+    scalars=("decay",),
     own={"mine": real(lambda n: 5), "other": wide(lambda n: 1)},
 )
-take_echo = ECHO.take
-FINDER = Layout("finder", items="M", work=lambda n: 1, operands={"x": whole("M")}, sizes=("M",))
-take_finder = FINDER.take
+FINDER = Layout("finder", items="M", work=lambda n: 1, operands={"x": whole("M")})
+take_base, take_echo, take_finder = take(BASE), take(ECHO), take(FINDER)
 
 
 def echo(block):
     """Every value of the first chunk but the pointers, through which it reads or writes."""
     task = take_echo(block)
-    task.first[0], task.mine[0], task.other[0] = 100, 200, 300
+    task.first[0], task.mine[0], task.other[0], task.y[task.stride_y] = 100, 200, 300, 400
     out, x, ids = task.out, task.x, task.ids
-    out[0], out[1], out[2], out[3], out[4], out[5] = (
-        task.chunk,
-        task.chunks,
-        task.start,
-        task.stop,
-        task.own_bytes,
-        task.M,
-    )
-    out[6], out[7], out[8], out[9], out[10], out[11] = (
-        task.d,
-        task.n,
-        task.flag,
-        task.twice,
-        task.stride_x,
-        x[task.stride_x],
-    )
-    out[12], out[13], out[14], out[15], out[16], out[17] = (
-        ids[1],
-        task.rate,
-        task.decay,
-        task.first[0],
-        task.mine[0],
-        task.other[0],
-    )
+    out[0], out[1], out[2], out[3] = task.chunk, task.chunks, task.start, task.stop
+    out[4], out[5], out[6], out[7] = task.own_bytes, task.M, task.d, task.n
+    out[8], out[9], out[10], out[11] = task.flag, task.twice, task.stride_x, x[task.stride_x]
+    out[12], out[13], out[14], out[15] = ids[1], task.rate, task.decay, task.first[0]
+    out[16], out[17], out[18], out[19] = task.mine[0], task.other[0], task.has_absent, task.stride_y
+
+
+def base(block):
+    """A kernel of the layout that another extends, on a task of that one."""
+    task = take_base(block)
+    task.x[0] = task.twice + task.rate + task.ids[0]
 
 
 def finder(block):
@@ -72,31 +64,62 @@ def finder(block):
             report(block, m)
 
 
+@pytest.fixture
+def right():
+    return {
+        "x": torch.randn(8, 9)[:, :7],
+        "absent": None,
+        "ids": torch.arange(8) + 40,
+        "out": torch.zeros(20),
+        "flag": 0,
+        "rate": 0.1,
+        "decay": 0.25,
+    }
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_kernel_sees_what_was_packed(dtype):
-    x, ids, out = torch.randn(8, 9, dtype=dtype)[:, :7], torch.arange(8) + 40, torch.zeros(18, dtype=dtype)
-    plan = ECHO.plan(dtype, 2, M=8, d=7, n=18, flag=0)
-    task = plan.task(rate=0.1, ids=ids, x=x, out=out, absent=None, decay=0.25)
+def test_a_kernel_sees_what_was_packed(right, dtype, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    x, out = right["x"].to(dtype), right["out"].to(dtype)
+    task = ECHO.task(dtype, **right | {"x": x, "out": out})
     compiled(echo, dtype)(task.block)
-    expected = [0, 2, 0, 4, 128, 8, 7, 18, 0, 14, 9, x[1, 0], 41, 0.1, 0.25, 100, 200, 300]
-    assert torch.equal(out, torch.tensor(expected, dtype=dtype))
+    expected = [0, 2, 0, 4, 128, 8, 7, 20, 0, 14, x.stride(0), x[1, 0], 41, 0.1, 0.25, 100, 200, 300, 0]
+    y, z = task.results
+    assert torch.equal(out, torch.tensor([*expected, y.stride(0)], dtype=dtype))
+    assert (y.shape, y.stride(), y[1, 0], z) == (x.shape, x.stride(), 400, None)
+    compiled(base, dtype)(task.block)
+    assert x[0, 0] == torch.tensor(54.1, dtype=dtype)
 
 
-def test_a_size_or_an_operand_that_is_missing_or_foreign_is_an_error():
-    with pytest.raises(TypeError, match=r"echo needs the sizes \['M', 'd', 'flag', 'n'\]; got \['M', 'd', 'flag'\]"):
-        ECHO.plan(torch.float32, 1, M=1, d=2, flag=0)
-    plan = ECHO.plan(torch.float32, 1, M=1, d=2, n=18, flag=0)
-    right = {"x": torch.zeros(1, 2), "ids": torch.zeros(1, dtype=torch.int64), "out": torch.zeros(18), "absent": None}
-    right |= {"rate": 1.0, "decay": 1.0}
-    plan.task(**right)
+def test_a_value_that_is_missing_or_foreign_is_an_error(right):
+    ECHO.task(torch.float32, **right)
+    for missing in right:
+        with pytest.raises(TypeError, match=f"echo needs '{missing}'"):
+            ECHO.task(torch.float32, **{name: value for name, value in right.items() if name != missing})
+    with pytest.raises(TypeError, match=r"echo needs 7 operands, sizes and scalars; got .*'more'"):
+        ECHO.task(torch.float32, more=torch.zeros(1), **right)
+
+
+def test_operands_agree_on_their_sizes(right):
+    with pytest.raises(ValueError, match=r"ids must be torch.int64 on cpu, \(8\), contiguous; got .*\(9,\)"):
+        ECHO.task(torch.float32, **right | {"ids": torch.arange(9)})
+    with pytest.raises(TypeError, match=r"ids must be .*; got NoneType"):
+        ECHO.task(torch.float32, **right | {"ids": None})
+
+
+def test_another_call_of_the_same_sizes_is_checked_anew(right):
+    """A plan that was made for one tensor is not taken for another whose dtype, device, layout or strides differ."""
+    ECHO.task(torch.float32, **right)
     for wrong in (
-        {name: value for name, value in right.items() if name != "ids"},
-        right | {"more": torch.zeros(1)},
-        {("id" if name == "ids" else name): value for name, value in right.items()},
-        {("decays" if name == "decay" else name): value for name, value in right.items()},
+        torch.zeros(8, 7, dtype=torch.float64),
+        torch.zeros(8, 7, device="meta"),
+        torch.zeros(7, 8).T,
+        torch.zeros(8, 7).to_sparse(),
+        torch.zeros(8, 6),
     ):
-        with pytest.raises(TypeError, match=r"echo (needs '(ids|decay)'|knows nothing of \['more'\])"):
-            plan.task(**wrong)
+        more = {"absent": torch.zeros(7)} if wrong.shape[1] == 6 else {}
+        with pytest.raises((TypeError, ValueError), match=r"(x|absent) must be "):
+            ECHO.task(torch.float32, **right | {"x": wrong} | more)
 
 
 def test_a_name_that_is_declared_twice_is_an_error():
@@ -106,7 +129,6 @@ def test_a_name_that_is_declared_twice_is_an_error():
             items="M",
             work=lambda n: 1,
             operands={"x": whole("M")},
-            sizes=("M",),
             own={"x": real(lambda n: 1)},
         )
 
@@ -129,50 +151,69 @@ WRONG = {
 }
 
 
+def take_address(name, t, dtype, shape, are_rows):
+    door.check(name, t, dtype, shape, are_rows)
+    return door.addresses_of([name], [t])
+
+
 @pytest.mark.parametrize("case", WRONG)
-@pytest.mark.parametrize("take", [door.address, door.address_of_rows])
-def test_no_address_of_anything_else(take, case):
+@pytest.mark.parametrize("are_rows", [False, True])
+def test_no_address_of_anything_else(are_rows, case):
     make, error = WRONG[case]
-    with pytest.raises(error, match=r"x0 must be .*\(4, 6\)"):
-        take("x0", make(), torch.float32, (4, 6))
+    t = make()
+    with pytest.raises(error, match=r"x0 must (be .*\(4, 6\)|have memory)"):
+        take_address("x0", t, torch.float32, (4, 6), are_rows)
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_no_table_of_anything_else(case):
+    make, error = WRONG[case]
+    with pytest.raises(error, match=r"tables must (be .*\(4, 6\)|have memory)"):
+        door.table_of("tables", [torch.zeros(4, 6), make()], torch.float32, [(4, 6), (4, 6)])
 
 
 def test_rows_may_have_any_stride_and_others_none():
-    padded = torch.zeros(4, 8)[:, :6]
-    assert door.address_of_rows("x0", padded, torch.float32, (4, 6)) == (padded.data_ptr(), 8)
-    column = torch.zeros(4, 8)[:, 3:4]
-    assert door.address_of_rows("x0", column, torch.float32, (4, 1)) == (column.data_ptr(), 8)
+    padded, column = torch.zeros(4, 8)[:, :6], torch.zeros(4, 8)[:, 3:4]
+    door.check("x0", padded, torch.float32, (4, 6), are_rows=True)
+    door.check("x0", column, torch.float32, (4, 1), are_rows=True)
     with pytest.raises(ValueError, match=r"contiguous.*got .*strides \(8, 1\)"):
-        door.address("w", padded, torch.float32, (4, 6))
+        door.check("w", padded, torch.float32, (4, 6))
     with pytest.raises(ValueError, match="tables must be 2 tensors; got 1"):
-        door.addresses("tables", [padded], torch.float32, [(4, 6), (4, 6)])
+        door.table_of("tables", [padded], torch.float32, [(4, 6), (4, 6)])
 
 
 def test_no_other_file_takes_an_address():
     folder = Path(cpu_package.__file__).parent
-    takers = {path.name for path in folder.glob("*.py") if "data_ptr" in path.read_text()}
+    takers = {path.name for path in folder.rglob("*.py") if "data_ptr" in path.read_text()}
     assert takers == {"door.py"}
 
 
-def test_a_task_keeps_its_operands():
+def test_a_task_keeps_its_operands(right):
     """A kernel knows addresses only: what the caller has forgotten must not be freed before it runs."""
-    plan = ECHO.plan(torch.float32, 1, M=1, d=2, n=18, flag=0)
-    out = weakref.ref(kept := torch.zeros(18))
-    task = plan.task(
-        x=torch.zeros(1, 2), ids=torch.zeros(2, dtype=torch.int64)[:1], out=kept, absent=None, rate=1, decay=1
-    )
-    del kept
+    out = weakref.ref(right["out"])
+    task = ECHO.task(torch.float32, **right)
+    right.clear()
     assert out() is not None
     del task
     assert out() is None
 
 
+def test_two_tasks_at_once_share_neither_block_nor_memory(right):
+    first, second = ECHO.task(torch.float32, **right), ECHO.task(torch.float32, **right)
+    assert first.block is not second.block
+    assert first.memory.data_ptr() != second.memory.data_ptr()
+    block = first.block
+    first.done()
+    third = ECHO.task(torch.float32, **right)
+    assert third.block is block
+    assert (third.block[0], found(third)) == (0, -1)
+
+
 def test_the_first_position_that_was_reported_counts():
-    plan = FINDER.plan(torch.float32, 1, M=100)
-    task = plan.task(x=torch.zeros(100))
-    assert plan.found(task) == -1
+    task = FINDER.task(torch.float32, x=torch.zeros(100))
+    assert found(task) == -1
     x = torch.zeros(100)
     x[[7, 30, 99]] = 1
-    task = plan.task(x=x)
+    task = FINDER.task(torch.float32, x=x)
     compiled(finder, torch.float32)(task.block)
-    assert plan.found(task) == 7
+    assert found(task) == 7

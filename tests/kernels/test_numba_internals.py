@@ -6,7 +6,7 @@ import torch
 from numba import types
 
 from fastcross.kernels.cpu import compile as cpu_compile
-from fastcross.kernels.cpu.numba_internals import object_code
+from fastcross.kernels.cpu.native.function import object_code
 
 SIGNATURE = types.void(types.CPointer(types.float32))
 
@@ -54,7 +54,7 @@ def test_every_kernel_can_be_kept(monkeypatch, tmp_path):
     monkeypatch.setattr(cpu_compile, "_folders", lambda: [tmp_path])
     monkeypatch.setattr(cpu_compile, "_kernels", {})
     monkeypatch.setattr(cpu_compile, "_writable", lambda: tmp_path)
-    from fastcross.kernels.cpu import _KERNELS, warm_up
+    from fastcross.kernels.cpu import KERNELS, warm_up
 
     warm_up(torch.float32)
-    assert len(list(tmp_path.iterdir())) == sum(len(kernels) for kernels in _KERNELS.values())
+    assert len(list(tmp_path.iterdir())) == sum(len(kernels) for kernels in KERNELS.values())

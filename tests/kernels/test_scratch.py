@@ -3,12 +3,11 @@
 import pytest
 import torch
 
-from fastcross.kernels.cpu import door, embedding, layer, layout, network, network_bwd, row_sums, row_updates
-from fastcross.kernels.cpu import launchers as cpu
+from fastcross.kernels.cpu import cross_layer, cross_network, door, embedding, plan, row_updates
 
 LAYOUTS = (
-    layer.FORWARD, layer.BACKWARD, network.FORWARD, network_bwd.BACKWARD,
-    embedding.STACK, embedding.POOL, row_sums.SUMS, row_updates.SGD, row_updates.ADAM,
+    cross_layer.FORWARD, cross_layer.BACKWARD, cross_network.FORWARD, cross_network.BACKWARD,
+    embedding.STACK, embedding.POOL, embedding.SUMS, row_updates.SGD, row_updates.ADAM,
 )  # fmt: skip
 UNTOUCHED = 0xA5
 
@@ -17,39 +16,40 @@ UNTOUCHED = 0xA5
 def calls(monkeypatch):
     """Every plan, and the scratch memory of its task; between its pieces lie gaps, and all is filled with a pattern."""
     for each in LAYOUTS:
-        each.plan.cache_clear()
-    found, take, pack = [], door.scratch, layout.Plan.task
+        each.forget()
+    made, take, pack = [], door.scratch, plan.Plan.task
 
     def scratch(size):
         memory, start = take(size)
         return memory.fill_(UNTOUCHED), start
 
-    def task(plan, **values):
-        result = pack(plan, **values)
-        found.append((plan, result.memory))
+    def task(each, tensors, scalars):
+        result = pack(each, tensors, scalars)
+        made.append((each, result.memory))
         return result
 
-    monkeypatch.setattr(layout, "ALIGNMENT", 4096)
-    monkeypatch.setattr(layout, "WORK_PER_THREAD", 1 << 10)
-    monkeypatch.setattr(layout, "scratch", scratch)
-    monkeypatch.setattr(layout.Plan, "task", task)
+    monkeypatch.setattr(plan, "ALIGNMENT", 4096)
+    monkeypatch.setattr(plan, "WORK_PER_THREAD", 1 << 10)
+    monkeypatch.setattr(plan, "KEPT_BYTES", -1)
+    monkeypatch.setattr(plan, "scratch", scratch)
+    monkeypatch.setattr(plan.Plan, "task", task)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    yield found
+    yield made
     for each in LAYOUTS:
-        each.plan.cache_clear()
+        each.forget()
 
 
 def assert_nothing_beside_the_pieces_was_written(calls):
-    for plan, memory in calls:
-        inside = torch.zeros(plan.bytes, dtype=torch.bool)
-        shared = len(plan.layout.shared)
-        end = plan.pieces[shared][1] if len(plan.pieces) > shared else plan.bytes
-        own = (plan.bytes - end) // plan.chunks
-        for i, (_, offset, size) in enumerate(plan.pieces):
-            for chunk in range(plan.chunks if i >= shared else 1):
+    for each, memory in calls:
+        inside = torch.zeros(each.bytes, dtype=torch.bool)
+        shared = len(each.layout.shared)
+        end = each.pieces[shared][1] if len(each.pieces) > shared else each.bytes
+        own = (each.bytes - end) // each.chunks
+        for i, (_, offset, size) in enumerate(each.pieces):
+            for chunk in range(each.chunks if i >= shared else 1):
                 inside[offset + chunk * own :][:size] = True
-        assert bool((memory[~inside] == UNTOUCHED).all()), (plan.layout.name, plan.dtype)
-        assert not plan.pieces or not bool(inside.all())
+        assert bool((memory[~inside] == UNTOUCHED).all()), (each.layout.name, each.dtype)
+        assert not each.pieces or not bool(inside.all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
@@ -58,13 +58,13 @@ def test_cross_operators(calls, shape, dtype):
     M, d, L = shape
     x0, x, dy = (torch.randn(M, d, dtype=dtype) for _ in range(3))
     w, b, v, dz = (torch.randn(size, dtype=dtype) for size in ((L, d), (L, d), (3, d), (M, 3)))
-    cpu.cross_layer_fwd(x0, x, w[0], b[0])
-    cpu.cross_layer_bwd(dy, x0, x, w[0], b[0], [True] * 4)
-    _, p = cpu.cross_network_fwd(x0, w, b, True)
-    cpu.cross_network_bwd(dy, x0, w, b, p, [True] * 3)
-    _, p = cpu.cross_logits_fwd(x0, w, b, v, True)
-    cpu.cross_logits_bwd(dz, x0, w, b, v, p, [True] * 4)
-    assert [plan.layout for plan, _ in calls] == [*LAYOUTS[:4], *LAYOUTS[2:4]]
+    cross_layer.cross_layer_fwd(x0, x, w[0], b[0])
+    cross_layer.cross_layer_bwd(dy, x0, x, w[0], b[0], [True] * 4)
+    _, p = cross_network.cross_network_fwd(x0, w, b, True)
+    cross_network.cross_network_bwd(dy, x0, w, b, p, [True] * 3)
+    _, p = cross_network.cross_logits_fwd(x0, w, b, v, True)
+    cross_network.cross_logits_bwd(dz, x0, w, b, v, p, [True] * 4)
+    assert [each.layout for each, _ in calls] == [*LAYOUTS[:4], *LAYOUTS[2:4]]
     assert_nothing_beside_the_pieces_was_written(calls)
 
 
@@ -83,5 +83,5 @@ def test_embedding_kernels(calls, M, dtype):
     row_updates.sgd_rows(tables, rows, 0.1)
     moments = [(torch.zeros_like(table), torch.zeros_like(table)) for table in tables]
     row_updates.adam_rows(tables, moments, rows, 0.1, (0.9, 0.999), 1e-8, 1)
-    assert [plan.layout for plan, _ in calls] == list(LAYOUTS[4:])
+    assert [each.layout for each, _ in calls] == list(LAYOUTS[4:])
     assert_nothing_beside_the_pieces_was_written(calls)

@@ -6,17 +6,17 @@ The K = L + C vectors are the layers' w_l, followed by the head's v_c:
     forward    p_k = x0·vector_k;  α_{l+1} = α_l (1 + p_l) + c_l;  y = α_L x0 + β_L  or  z_c = α_L q_c + β_L·v_c
 
 A block of four rows is read from memory once: what follows the first touch finds it in cache. Bytes from memory per
-row: 1 read + 1 write (logits: 1 read). ``network_bwd.py`` has the way back.
+row: 1 read + 1 write (logits: 1 read). ``cross_network_bwd.py`` has the way back.
 
 For many rows the vectors are packed: column by column of one register's width, the K vectors' pieces side by side, in
 the order in which the loops want them, and zero past d. Left as they are, rows of 4 KiB would fall on the same few
 lines of the first cache and push each other out.
 """
 
-from fastcross.kernels.cpu.blocks import block_for, block_of, copy_rows, dots_with_one, dots_with_two, fetch
-from fastcross.kernels.cpu.fours import add_scaled, four_times, load_four, splat_four, store_four
-from fastcross.kernels.cpu.layout import Layout, real, rows, whole, wide
-from fastcross.kernels.cpu.simd import (
+from fastcross.kernels.cpu.cross_network import FORWARD, PREPARE
+from fastcross.kernels.cpu.native.blocks import block_for, block_of, copy_rows, dots_with_one, dots_with_two, fetch
+from fastcross.kernels.cpu.native.fours import add_scaled, four_times, load_four, splat_four, store_four
+from fastcross.kernels.cpu.native.simd import (
     add,
     at,
     fma,
@@ -31,52 +31,14 @@ from fastcross.kernels.cpu.simd import (
     widen,
     zeros_wide,
 )  # fmt: skip
+from fastcross.kernels.cpu.native.unpack import first, take
 
-# Rows from which on packing the vectors costs less than it saves.
-PACK_ROWS = 16
-
-PREPARE = Layout(
-    "cross_network_prepare",
-    items="M",
-    together=4,
-    work=lambda n: n.d,
-    operands={"w": whole("L", "d"), "v": whole("C", "d", when="C"), "b": whole("L", "d", when="has_bias")},
-    sizes=("M", "d", "L", "C", "has_bias"),
-    derived={
-        "K": lambda n: n.L + n.C,
-        "width": lambda n: n.C or n.d,  # of the output
-        "padded": lambda n: -(-n.d // n.lanes) * n.lanes,
-        "packs": lambda n: n.M >= PACK_ROWS or n.C > 0,  # with a head, to have all vectors in one place
-    },
-    shared={
-        "c": wide(lambda n: n.K),  # c_l, then β_L·v_c
-        "prefix": wide(lambda n: n.padded),  # β_l
-        "beta": real(lambda n: n.padded),  # β_L
-        "packed": real(lambda n: n.K * n.padded if n.packs else 0),
-    },
-)
-FORWARD = Layout(
-    "cross_network_fwd",
-    extends=PREPARE,
-    items="M",
-    together=4,
-    work=lambda n: (n.K + 1) * n.d,
-    operands={"x0": rows("M", "d"), "out": rows("M", "width"), "p": whole("K", "M", when="keep_p")},
-    sizes=("keep_p",),
-    own={
-        "dots": real(lambda n: 4 * n.K),  # p, for the rows of a block
-        "alpha_L": real(lambda n: 4),
-        "alpha": wide(lambda n: 4),
-        "spare_x": real(lambda n: 4 * n.padded),
-        "spare_y": real(lambda n: 4 * n.padded),
-    },
-)
-prepare_values, take_forward = PREPARE.first, FORWARD.take
+first_prepare, take_forward = first(PREPARE), take(FORWARD)
 
 
 def cross_network_prepare(block):
     """c_l, β_L·v_c and β_L; the packed vectors. Both betas are padded to whole vectors."""
-    task = prepare_values(block)
+    task = first_prepare(block)
     d, L, K, beta, prefix, n = task.d, task.L, task.K, task.beta, task.prefix, lanes(task.beta)
     for j in range(0, d, n):
         store(prefix, j, zeros_wide(beta))
@@ -88,7 +50,7 @@ def cross_network_prepare(block):
             piece = load_upto(vector, j, count)
             if task.packs:
                 store(task.packed, j * K + k * n, piece)
-            if task.has_bias:
+            if task.has_b:
                 beta_l = load_wide(prefix, j, beta)
                 dot = fma(beta_l, widen(piece), dot)
                 if k < L:
@@ -102,8 +64,8 @@ def cross_network_fwd(block):
     """Network (C = 0): y = α_L x0 + β_L. Logits: z_c = α_L q_c + β_L·v_c."""
     task = take_forward(block)
     while task.chunk < task.chunks:
-        x0, out, p, c, beta, alpha, dots, spare_x, spare_y = (
-            task.x0, task.out, task.p, task.c, task.beta, task.alpha, task.dots, task.spare_x, task.spare_y
+        x0, y, p, c, beta, alpha, dots, spare_x, spare_y = (
+            task.x0, task.y, task.p, task.c, task.beta, task.alpha, task.dots, task.spare_x, task.spare_y
         )  # fmt: skip
         M, d, L, C, K, padded, n = task.M, task.d, task.L, task.C, task.K, task.padded, lanes(task.x0)
         start, stop = task.start, task.stop
@@ -113,7 +75,7 @@ def cross_network_fwd(block):
         for r in range(start, stop, 4):
             x = block_of(x0, r, stop, task.stride_x0, spare_x, padded, d)
             x_ahead = at(x0, (r + 4) * task.stride_x0)
-            y_ahead = x_ahead if C else at(out, (r + 4) * task.stride_out)
+            y_ahead = x_ahead if C else at(y, (r + 4) * task.stride_y)
             for k in range(0, K, 2):
                 ahead = (x_ahead, y_ahead, share)
                 vector, p_block = at(vectors, k * vector_step), at(dots, 4 * k)
@@ -135,16 +97,16 @@ def cross_network_fwd(block):
                     for i in range(here):
                         p[k * M + r + i] = dots[4 * k + i]
             if C == 0:
-                y, t = block_for(out, r, stop, task.stride_out, spare_y, padded), splat_four(task.alpha_L)
+                y_block, t = block_for(y, r, stop, task.stride_y, spare_y, padded), splat_four(task.alpha_L)
                 for j in range(0, full, n):
                     fetch((x_ahead, y_ahead, share), j)
-                    store_four(y, j, add_scaled(t, load_four(x, j, n), four_times(load(beta, j))), n)
+                    store_four(y_block, j, add_scaled(t, load_four(x, j, n), four_times(load(beta, j))), n)
                 if full < d:
                     values = add_scaled(t, load_four(x, full, d - full), four_times(load(beta, full)))
-                    store_four(y, full, values, d - full)
+                    store_four(y_block, full, values, d - full)
                 if here < 4:
-                    copy_rows(at(out, r * task.stride_out), task.stride_out, spare_y, padded, here, d)
+                    copy_rows(at(y, r * task.stride_y), task.stride_y, spare_y, padded, here, d)
             for k in range(C):
                 for i in range(here):
-                    out[(r + i) * task.stride_out + k] = fma(alpha[i], dots[4 * (L + k) + i], c[L + k])
+                    task.z[(r + i) * C + k] = fma(alpha[i], dots[4 * (L + k) + i], c[L + k])
         task = take_forward(block)

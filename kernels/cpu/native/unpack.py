@@ -2,38 +2,47 @@
 
 from collections import namedtuple
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-# The kinds of a value: addresses of the storage dtype, of float64, of int64; an integer; a number of the storage dtype.
-REAL, WIDE, INDEX, INTEGER, SCALAR = "real", "wide", "index", "integer", "scalar"
-# Whose scratch a piece is: all chunks', or each chunk's.
-SHARED, OWN = "shared", "own"
-# What a kernel sees of the first words: next chunk, chunks, items of a chunk, items, bytes of a chunk's own scratch.
-HEADER = ("chunk", "chunks", "start", "stop", "own_bytes")
-# Words behind those that a kernel does not see: the address of the scratch memory, the position that was reported.
-WORD_OF_MEMORY, WORD_OF_FOUND, HIDDEN = len(HEADER), len(HEADER) + 1, 2
+from fastcross.kernels.cpu.fields import (
+    HEADER,
+    HIDDEN,
+    INDEX,
+    INTEGER,
+    OWN,
+    REAL,
+    SCALAR,
+    WIDE,
+    WORD_OF_FOUND,
+    WORD_OF_MEMORY,
+    Field,
+)  # fmt: skip
+from fastcross.kernels.cpu.layout import Layout
 
 _WORD = ir.IntType(64)
 
 
-class Field(NamedTuple):
-    """A value that the kernel sees; it has one word of the task."""
+def take(layout: Layout) -> Any:
+    """The intrinsic that gives a kernel, for its block, the values of a chunk that no other thread has taken.
 
-    name: str
-    kind: str
-    scratch: str | None = None
-
-
-def reader(name: str, fields: Sequence[Field], takes: bool) -> Any:
-    """The intrinsic that a kernel calls with its task: a named tuple of the fields.
-
-    The task comes as a pointer to the storage dtype, which is how a kernel knows what it is compiled for.
+    When there is none left, ``chunk`` is not below ``chunks``.
     """
-    values: Any = namedtuple(name, [field.name for field in fields])  # type: ignore[misc]
+    return _reader(layout, takes=True)
+
+
+def first(layout: Layout) -> Any:
+    """The intrinsic that gives the values of the first chunk, for what runs before or after all chunks."""
+    return _reader(layout, takes=False)
+
+
+def _reader(layout: Layout, takes: bool) -> Any:
+    """The block comes as a pointer to the storage dtype, which is how a kernel knows what it is compiled for."""
+    fields = layout.fields
+    values: Any = namedtuple(layout.name, [field.name for field in fields])  # type: ignore[misc]
 
     def read(typing, task):
         kinds = {REAL: task, WIDE: types.CPointer(types.float64), INDEX: types.CPointer(types.int64)}

@@ -1,4 +1,4 @@
-"""The backward pass of the cross network and its logits over a range of rows; ``network.py`` has what comes before.
+"""The backward pass of the cross network and its logits over a range of rows, compiled by Numba.
 
     backward   network: a_L = g·x0          logits: a_L = Σ_c dz_c q_c,  dq_c = α_L dz_c
                dp_l = a_{l+1} α_l;  dc_l = Σ_rows a_{l+1};  a_l = a_{l+1} (1 + p_l)
@@ -10,8 +10,18 @@ Bytes from memory per row: 2 reads + 1 write (logits: 1 read + 1 write). The sum
 the sum of g last.
 """
 
-from fastcross.kernels.cpu.blocks import block_for, block_of, clear, copy_rows, dots_of_pairs, flush, is_full, join
-from fastcross.kernels.cpu.fours import (
+from fastcross.kernels.cpu.cross_network import BACKWARD
+from fastcross.kernels.cpu.native.blocks import (
+    block_for,
+    block_of,
+    clear,
+    copy_rows,
+    dots_of_pairs,
+    flush,
+    is_full,
+    join,
+)
+from fastcross.kernels.cpu.native.fours import (
     add_scaled,
     four_times,
     load_four,
@@ -21,9 +31,7 @@ from fastcross.kernels.cpu.fours import (
     store_four,
     weighted_sum,
 )  # fmt: skip
-from fastcross.kernels.cpu.layout import Layout, real, rows, whole, wide
-from fastcross.kernels.cpu.network import PREPARE
-from fastcross.kernels.cpu.simd import (
+from fastcross.kernels.cpu.native.simd import (
     add,
     add_exactly,
     at,
@@ -44,38 +52,9 @@ from fastcross.kernels.cpu.simd import (
     widen,
     zeros_wide,
 )  # fmt: skip
+from fastcross.kernels.cpu.native.unpack import first, take
 
-BACKWARD = Layout(
-    "cross_network_bwd",
-    extends=PREPARE,
-    items="M",
-    together=4,
-    work=lambda n: (2 * n.K + 3) * n.d,
-    operands={
-        "dout": rows("M", "width"),
-        "x0": rows("M", "d"),
-        "p": whole("K", "M"),
-        "dx0": rows("M", "d", when="need_dx0"),
-        "dw": whole("L", "d", when="need_dw"),
-        "dv": whole("C", "d", when="need_dv"),
-        "db": whole("L", "d", when="need_db"),
-    },
-    sizes=("need_dx0", "need_dw", "need_db", "need_dv"),
-    own={
-        "coefficient": real(lambda n: 4 * (n.K + 1)),  # dp_l, dq_c and α_L, for the rows of a block
-        "alpha": wide(lambda n: 4 * (n.L + 1)),
-        "a": wide(lambda n: 4),
-        "spare_x": real(lambda n: 4 * n.padded),
-        "spare_g": real(lambda n: 4 * n.padded),
-        "spare_dx": real(lambda n: 4 * n.padded),
-        "sums": real(lambda n: (n.K + 1) * n.padded),  # packed like the vectors, Σ g last
-        "totals": wide(lambda n: (n.K + 1) * n.padded),
-        "errors": wide(lambda n: (n.K + 1) * n.padded if n.lanes == 4 else 0),
-        "ends": wide(lambda n: n.K),  # dc_l, Σ dz_c
-        "end_errors": wide(lambda n: n.K),
-    },
-)
-take_backward, first_backward = BACKWARD.take, BACKWARD.first
+take_backward, first_backward = take(BACKWARD), first(BACKWARD)
 
 
 def cross_network_bwd(block):
@@ -186,7 +165,7 @@ def cross_network_finish(block):
                 else:
                     if task.need_dw:
                         store_upto(task.dw, k * d + j, gradient, count)
-                    if task.has_bias:
+                    if task.has_b:
                         beta = add(beta, widen(load_upto(task.b, k * d + j, count)))
         if task.need_db:
             dbeta = load_wide(row, K * n, like)

@@ -5,8 +5,8 @@ vector in registers, which is loaded once for all four. The last rows of a range
 block of their own. Sums over rows run in the storage dtype for some rows and in float64 across them.
 """
 
-from fastcross.kernels.cpu.fours import add_scaled, four_times, load_four, put_totals
-from fastcross.kernels.cpu.simd import (
+from fastcross.kernels.cpu.native.fours import add_scaled, four_times, load_four, put_totals
+from fastcross.kernels.cpu.native.simd import (
     add,
     add_exactly,
     at,

@@ -6,7 +6,7 @@ A block is a pointer to its first row and the stride to the next.
 from numba import types
 from numba.extending import intrinsic
 
-from fastcross.kernels.cpu.emit import (
+from fastcross.kernels.cpu.native.emit import (
     FASTMATH,
     I64,
     emit_fma,

@@ -11,7 +11,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from fastcross.kernels.cpu.emit import (
+from fastcross.kernels.cpu.native.emit import (
     FASTMATH,
     I32,
     I64,

@@ -8,7 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import models, register_model
 
-REGISTER_BYTES = 32
+from fastcross.kernels.cpu.fields import REGISTER_BYTES
+
 # Sums of vectors may be reordered and contracted; NaN and infinity keep their meaning.
 FASTMATH = ("reassoc", "contract", "nsz")
 I32, I64 = ir.IntType(32), ir.IntType(64)
@@ -26,16 +27,12 @@ class _VectorModel(models.PrimitiveModel):
         super().__init__(manager, vector, native(vector))
 
 
-def lane_count(itemsize: int) -> int:
-    return REGISTER_BYTES // itemsize
-
-
 def native(vector: Vector) -> ir.VectorType:
     return ir.VectorType(ir.FloatType() if vector.real == types.float32 else ir.DoubleType(), vector.count)
 
 
 def vector_of(pointer: types.CPointer) -> Vector:
-    return Vector(pointer.dtype, lane_count(pointer.dtype.bitwidth // 8))
+    return Vector(pointer.dtype, 8 * REGISTER_BYTES // pointer.dtype.bitwidth)
 
 
 def wide_vector_of(pointer: types.CPointer) -> Vector:

@@ -7,7 +7,8 @@ A block of four rows is read from memory once. Bytes from memory per row: forwar
 2 writes.
 """
 
-from fastcross.kernels.cpu.blocks import (
+from fastcross.kernels.cpu.cross_layer import BACKWARD, FORWARD
+from fastcross.kernels.cpu.native.blocks import (
     block_for,
     block_of,
     clear,
@@ -18,7 +19,7 @@ from fastcross.kernels.cpu.blocks import (
     is_full,
     join,
 )  # fmt: skip
-from fastcross.kernels.cpu.fours import (
+from fastcross.kernels.cpu.native.fours import (
     add_four,
     add_scaled,
     four_times,
@@ -29,31 +30,10 @@ from fastcross.kernels.cpu.fours import (
     store_four,
     weighted_sum,
 )  # fmt: skip
-from fastcross.kernels.cpu.layout import Layout, real, rows, whole, wide
-from fastcross.kernels.cpu.simd import at, inline, is_double, lanes, load, load_upto, store, zeros
+from fastcross.kernels.cpu.native.simd import at, inline, is_double, lanes, load, load_upto, store, zeros
+from fastcross.kernels.cpu.native.unpack import first, take
 
-FORWARD = Layout(
-    "cross_layer_fwd",
-    items="M",
-    together=4,
-    work=lambda n: 2 * n.d,
-    operands={
-        "x0": rows("M", "d"),
-        "x": rows("M", "d"),
-        "w": whole("d"),
-        "b": whole("d", when="has_bias"),
-        "y": rows("M", "d"),
-    },
-    sizes=("M", "d", "has_bias"),
-    derived={"padded": lambda n: -(-n.d // n.lanes) * n.lanes},
-    own={
-        "s": real(lambda n: 4),
-        "spare_x0": real(lambda n: 4 * n.padded),
-        "spare_x": real(lambda n: 4 * n.padded),
-        "spare_y": real(lambda n: 4 * n.padded),
-    },
-)
-take_forward = FORWARD.take
+take_forward, take_backward, first_backward = take(FORWARD), take(BACKWARD), first(BACKWARD)
 
 
 def cross_layer_fwd(block):
@@ -69,9 +49,9 @@ def cross_layer_fwd(block):
             # The rows of x0 come while x is multiplied, the next rows of x by themselves.
             dots_with_one(x_block, w, n, d, s, (at(x0, r * task.stride_x0), at(y, r * task.stride_y), 4 * n))
             for j in range(0, full, n):
-                _forward_columns(x0_block, x_block, b, y_block, s, j, n, task.has_bias)
+                _forward_columns(x0_block, x_block, b, y_block, s, j, n, task.has_b)
             if full < d:
-                _forward_columns(x0_block, x_block, b, y_block, s, full, d - full, task.has_bias)
+                _forward_columns(x0_block, x_block, b, y_block, s, full, d - full, task.has_b)
             if r + 4 > task.stop:
                 copy_rows(at(y, r * task.stride_y), task.stride_y, task.spare_y, padded, task.stop - r, d)
         task = take_forward(block)
@@ -82,40 +62,6 @@ def _forward_columns(x0, x, b, y, s, j, count, has_bias):
     bias = load_upto(b, j, count) if has_bias else zeros(s)
     x_j = add_four(load_four(x, j, count), four_times(bias))
     store_four(y, j, add_scaled(splat_four(s), load_four(x0, j, count), x_j), count)
-
-
-BACKWARD = Layout(
-    "cross_layer_bwd",
-    items="M",
-    together=4,
-    work=lambda n: 4 * n.d,
-    operands={
-        "dy": rows("M", "d"),
-        "x0": rows("M", "d"),
-        "x": rows("M", "d"),
-        "w": whole("d"),
-        "dx0": rows("M", "d", when="need_dx0"),
-        "dx": rows("M", "d", when="need_dx"),
-        "dw": whole("d", when="need_dw"),
-        "db": whole("d", when="need_db"),
-    },
-    sizes=("M", "d", "need_dx0", "need_dx", "need_dw", "need_db"),
-    derived={"padded": lambda n: -(-n.d // n.lanes) * n.lanes},
-    own={
-        "s": real(lambda n: 4),
-        "ds": real(lambda n: 4),
-        "spare_g": real(lambda n: 4 * n.padded),
-        "spare_x0": real(lambda n: 4 * n.padded),
-        "spare_x": real(lambda n: 4 * n.padded),
-        "spare_dx0": real(lambda n: 4 * n.padded),
-        "spare_dx": real(lambda n: 4 * n.padded),
-        # dw and db, a register of the one beside a register of the other
-        "sums": real(lambda n: 2 * n.padded),
-        "totals": wide(lambda n: 2 * n.padded),
-        "errors": wide(lambda n: 2 * n.padded if n.lanes == 4 else 0),
-    },
-)
-take_backward, first_backward = BACKWARD.take, BACKWARD.first
 
 
 def cross_layer_bwd(block):

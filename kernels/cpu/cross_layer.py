@@ -1,0 +1,80 @@
+"""One cross layer on the CPU: what its kernels are called with, and their launchers.
+
+Sums over the chunks' rows join in the order of the rows, so results depend on the number of threads alone, whichever of
+them took which chunk.
+"""
+
+from torch import Tensor
+
+from fastcross.kernels.cpu.compile import compiled
+from fastcross.kernels.cpu.fields import fresh, real, rows, rows_like, whole, wide
+from fastcross.kernels.cpu.layout import Layout
+from fastcross.kernels.cpu.results import cast_as, rows_as
+from fastcross.kernels.cpu.threads import run_task
+
+_BLOCK = real(lambda n: 4 * n.padded)  # four rows
+_PADDED = {"padded": lambda n: -(-n.d // n.lanes) * n.lanes}  # d, rounded up to whole registers
+
+FORWARD = Layout(
+    "cross_layer_fwd",
+    items="M",
+    together=4,
+    work=lambda n: 2 * n.d,
+    operands={"x0": rows("M", "d"), "x": rows("M", "d"), "w": whole("d"), "b": whole("d", optional=True)},
+    results={"y": rows_like("x0", "M", "d")},
+    derived=_PADDED,
+    own={"s": real(lambda n: 4), "spare_x0": _BLOCK, "spare_x": _BLOCK, "spare_y": _BLOCK},
+)
+BACKWARD = Layout(
+    "cross_layer_bwd",
+    items="M",
+    together=4,
+    work=lambda n: 4 * n.d,
+    operands={
+        "dy": rows("M", "d"),
+        "x0": rows("M", "d"),
+        "x": rows("M", "d"),
+        "w": whole("d"),
+        "b": whole("d", optional=True),  # for its dtype alone
+    },
+    results={
+        "dx0": rows_like("x0", "M", "d", when="need_dx0"),
+        "dx": rows_like("x", "M", "d", when="need_dx"),
+        "dw": fresh("d", when="need_dw"),
+        "db": fresh("d", when="need_db"),
+    },
+    sizes=("need_dx0", "need_dx", "need_dw", "need_db"),
+    derived=_PADDED,
+    own={
+        "s": real(lambda n: 4),
+        "ds": real(lambda n: 4),
+        "spare_g": _BLOCK,
+        "spare_x0": _BLOCK,
+        "spare_x": _BLOCK,
+        "spare_dx0": _BLOCK,
+        "spare_dx": _BLOCK,
+        "sums": real(lambda n: 2 * n.padded),  # dw and db, a register of the one beside a register of the other
+        "totals": wide(lambda n: 2 * n.padded),
+        "errors": wide(lambda n: 2 * n.padded if n.lanes == 4 else 0),  # for float64
+    },
+)
+
+
+def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    task = FORWARD.task(None, x0=x0, x=x, w=w, b=b)
+    run_task(compiled("cross_layer.cross_layer_fwd", task.dtype), task)
+    return rows_as(x0, task.done()[0])
+
+
+def cross_layer_bwd(
+    dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, needs: list[bool]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    need_dx0, need_dx, need_dw, need_db = needs
+    task = BACKWARD.task(
+        None, dy=dy, x0=x0, x=x, w=w, b=b, need_dx0=need_dx0, need_dx=need_dx, need_dw=need_dw, need_db=need_db
+    )
+    run_task(compiled("cross_layer.cross_layer_bwd", task.dtype), task)
+    if need_dw or need_db:
+        compiled("cross_layer.cross_layer_finish", task.dtype)(task.block)
+    dx0, dx, dw, db = task.done()
+    return rows_as(x0, dx0), rows_as(x, dx), cast_as(w, dw), cast_as(w if b is None else b, db)

@@ -1,0 +1,136 @@
+"""The cross network and its logits on the CPU: what their kernels are called with, and their launchers.
+
+Sums over the chunks' rows join in the order of the rows, so results depend on the number of threads alone, whichever of
+them took which chunk.
+"""
+
+from torch import Tensor
+
+from fastcross.kernels.cpu.compile import compiled
+from fastcross.kernels.cpu.fields import fresh, real, rows, rows_like, whole, wide
+from fastcross.kernels.cpu.layout import Layout
+from fastcross.kernels.cpu.results import cast_as, kept, rows_as
+from fastcross.kernels.cpu.threads import Task, run_task
+
+# Rows from which on packing the vectors costs less than it saves.
+PACK_ROWS = 16
+
+_BLOCK = real(lambda n: 4 * n.padded)  # four rows
+
+# What comes before the rows, of a forward and of a backward pass.
+PREPARE = Layout(
+    "cross_network_prepare",
+    items="M",
+    work=lambda n: n.d,
+    operands={"w": whole("L", "d"), "v": whole("C", "d", optional=True), "b": whole("L", "d", optional=True)},
+    derived={
+        "K": lambda n: n.L + n.C,  # vectors: the layers', then the head's
+        "padded": lambda n: -(-n.d // n.lanes) * n.lanes,  # d, rounded up to whole registers
+        "packs": lambda n: n.M >= PACK_ROWS or n.C > 0,  # with a head, to have all vectors in one place
+    },
+    shared={
+        "c": wide(lambda n: n.K),  # c_l, then β_L·v_c
+        "prefix": wide(lambda n: n.padded),  # β_l
+        "beta": real(lambda n: n.padded),  # β_L
+        "packed": real(lambda n: n.K * n.padded if n.packs else 0),
+    },
+)
+FORWARD = Layout(
+    "cross_network_fwd",
+    extends=PREPARE,
+    items="M",
+    together=4,
+    work=lambda n: (n.K + 1) * n.d,
+    operands={"x0": rows("M", "d")},
+    results={
+        "y": rows_like("x0", "M", "d", when="writes_y"),
+        "z": fresh("M", "C", when="C"),
+        "p": fresh("K", "M", when="keep_p"),
+    },
+    sizes=("keep_p",),
+    derived={"writes_y": lambda n: n.C == 0},
+    own={
+        "dots": real(lambda n: 4 * n.K),  # p, for the rows of a block
+        "alpha_L": real(lambda n: 4),
+        "alpha": wide(lambda n: 4),
+        "spare_x": _BLOCK,
+        "spare_y": _BLOCK,
+    },
+)
+BACKWARD = Layout(
+    "cross_network_bwd",
+    extends=PREPARE,
+    items="M",
+    together=4,
+    work=lambda n: (2 * n.K + 3) * n.d,
+    operands={"x0": rows("M", "d"), "dout": rows("M", "width"), "p": whole("K", "M")},
+    results={
+        "dx0": rows_like("x0", "M", "d", when="need_dx0"),
+        "dw": fresh("L", "d", when="need_dw"),
+        "db": fresh("L", "d", when="need_db"),
+        "dv": fresh("C", "d", when="need_dv"),
+    },
+    sizes=("need_dx0", "need_dw", "need_db", "need_dv"),
+    derived={"width": lambda n: n.C or n.d},
+    own={
+        "coefficient": real(lambda n: 4 * (n.K + 1)),  # dp_l, dq_c and α_L, for the rows of a block
+        "alpha": wide(lambda n: 4 * (n.L + 1)),
+        "a": wide(lambda n: 4),
+        "spare_x": _BLOCK,
+        "spare_g": _BLOCK,
+        "spare_dx": _BLOCK,
+        "sums": real(lambda n: (n.K + 1) * n.padded),  # packed like the vectors, Σ g last
+        "totals": wide(lambda n: (n.K + 1) * n.padded),
+        "errors": wide(lambda n: (n.K + 1) * n.padded if n.lanes == 4 else 0),  # for float64
+        "ends": wide(lambda n: n.K),  # dc_l, Σ dz_c
+        "end_errors": wide(lambda n: n.K),
+    },
+)
+
+
+def cross_network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool) -> tuple[Tensor, Tensor]:
+    task = _forward(x0, w, b, None, keep_p)
+    y, _, p = task.done()
+    return rows_as(x0, y), kept(task.dtype, p)
+
+
+def cross_logits_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p: bool) -> tuple[Tensor, Tensor]:
+    task = _forward(x0, w, b, v, keep_p)
+    _, z, p = task.done()
+    return cast_as(x0, z), kept(task.dtype, p)
+
+
+def cross_network_bwd(
+    dy: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, p: Tensor, needs: list[bool]
+) -> tuple[Tensor, Tensor, Tensor]:
+    dx0, dw, db, _ = _backward(dy, x0, w, b, None, p, [*needs, False]).done()
+    return rows_as(x0, dx0), cast_as(w, dw), cast_as(w if b is None else b, db)
+
+
+def cross_logits_bwd(
+    dz: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, p: Tensor, needs: list[bool]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dx0, dw, db, dv = _backward(dz, x0, w, b, v, p, needs).done()
+    return rows_as(x0, dx0), cast_as(w, dw), cast_as(w if b is None else b, db), cast_as(v, dv)
+
+
+def _forward(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor | None, keep_p: bool) -> Task:
+    task = FORWARD.task(None, x0=x0, w=w, b=b, v=v, keep_p=keep_p)
+    compiled("cross_network.cross_network_prepare", task.dtype)(task.block)
+    run_task(compiled("cross_network.cross_network_fwd", task.dtype), task)
+    return task
+
+
+def _backward(
+    dout: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor | None, p: Tensor, needs: list[bool]
+) -> Task:
+    need_dx0, need_dw, need_db, need_dv = needs
+    task = BACKWARD.task(
+        None, x0=x0, dout=dout, w=w, b=b, v=v, p=p,
+        need_dx0=need_dx0, need_dw=need_dw, need_db=need_db, need_dv=need_dv,
+    )  # fmt: skip
+    compiled("cross_network.cross_network_prepare", task.dtype)(task.block)
+    run_task(compiled("cross_network_bwd.cross_network_bwd", task.dtype), task)
+    if need_dw or need_db or need_dv:
+        compiled("cross_network_bwd.cross_network_finish", task.dtype)(task.block)
+    return task

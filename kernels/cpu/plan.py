@@ -1,0 +1,178 @@
+"""What is known of a call before its addresses are: the checks, the words of its task, the place of its scratch."""
+
+import ctypes
+import struct
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fastcross.kernels.cpu.buffers import SMALLEST, empty_output
+from fastcross.kernels.cpu.door import addresses_of, check, scratch
+from fastcross.kernels.cpu.fields import (
+    HEADER,
+    HIDDEN,
+    INDEX,
+    REAL,
+    REGISTER_BYTES,
+    WIDE,
+    WORD_OF_FOUND,
+    WORD_OF_MEMORY,
+    Result,
+)  # fmt: skip
+from fastcross.kernels.cpu.threads import Task
+from fastcross.kernels.rows import stride_like
+
+if TYPE_CHECKING:
+    from fastcross.kernels.cpu.layout import Layout
+
+# Multiply-adds that are worth a thread of their own, and a chunk of their own.
+WORK_PER_THREAD, WORK_PER_CHUNK = 1 << 16, 1 << 20
+CHUNKS_PER_THREAD = 4
+KEPT_BYTES = 1 << 16  # of scratch memory, which small calls leave to the next
+ALIGNMENT = 64  # bytes: no two pieces share a cache line, so that no two threads do
+
+
+class Plan:
+    """All of a call that follows from the sizes and from the descriptions of the tensors, which are checked here."""
+
+    def __init__(
+        self, layout: "Layout", dtype: torch.dtype, threads: int, sizes: Mapping[str, int], tensors: Sequence[Any]
+    ) -> None:
+        self.layout, self.dtype = layout, dtype
+        known = SimpleNamespace(lanes=REGISTER_BYTES // dtype.itemsize, **sizes)
+        values = self.sizes = vars(known)
+        present = []
+        for (name, operand), t in zip(layout.operands.items(), tensors, strict=True):
+            if operand.optional:
+                values[f"has_{name}"] = t is not None
+            if t is not None or not operand.optional:
+                present.append((name, operand, t))
+                if not isinstance(t, Tensor) or t.dim() != len(operand.shape):
+                    check(name, t, _dtype(operand.kind, dtype), operand.shape, operand.are_rows)
+                for size, number in zip(operand.shape, t.shape, strict=True):
+                    if size not in layout.derived:
+                        values.setdefault(size, number)
+        for name in layout.shape_sizes:
+            values.setdefault(name, 0)
+        for name, rule in layout.derived.items():
+            values[name] = rule(known)
+        for name, operand, t in present:
+            shape = [values[size] for size in operand.shape]
+            check(name, t, _dtype(operand.kind, dtype), shape, operand.are_rows)
+        items = values[layout.items]
+        self.threads, self.chunks, chunk_items = chunks(items, layout.work(known), threads, layout.together)
+        self.pieces, self.bytes, own_bytes = self._place(known)
+        # What a task's block holds, but for addresses and scalars, which differ from call to call.
+        word = {field.name: HIDDEN + i for i, field in enumerate(layout.fields) if i >= len(HEADER)}
+        self._words = [0, self.chunks, chunk_items, items, own_bytes, 0, -1] + [0] * len(word)
+        for name in layout.integers:
+            self._words[word[name]] = int(values[name])
+        for name, offset, _ in self.pieces:
+            self._words[word[name]] = offset
+        for (name, operand), t in zip(layout.operands.items(), tensors, strict=True):
+            if operand.are_rows:
+                self._words[word[name] + 1] = t.stride(0)
+        self._results = [self._result(result, tensors) for result in layout.results.values()]
+        for (name, result), made in zip(layout.results.items(), self._results, strict=True):
+            if made and result.like:
+                self._words[word[name] + 1] = made.strides[0]
+        self._names = [*layout.operands, *layout.results]
+        self._without = sum(t is None or not t.numel() for t in tensors)
+        self._without += sum(made is None or 0 in made.shape for made in self._results)
+        self._places = [word[name] for name in self._names]
+        self._scalars = [word[name] for name in layout.scalars]
+        self._block: Any = ctypes.c_int64 * len(self._words)
+        self._like = torch.empty(0, dtype=dtype, device="cpu")
+        self._frames: list[tuple[Any, Tensor]] = []  # of calls that are done
+
+    def _place(self, known: SimpleNamespace) -> tuple[list[tuple[str, int, int]], int, int]:
+        """Each piece's name, offset and size in bytes; the size of all; that of a chunk's own.
+
+        The first chunk's own pieces lie behind the shared ones, those of the other chunks behind them.
+        """
+        pieces, end, shared = [], 0, 0
+        for group in (self.layout.shared, self.layout.own):
+            shared = end
+            for name, piece in group.items():
+                size = piece.elements(known) * _dtype(piece.kind, self.dtype).itemsize
+                pieces.append((name, end, size))
+                end += -(-size // ALIGNMENT) * ALIGNMENT
+        return pieces, end + (self.chunks - 1) * (end - shared), end - shared
+
+    def _result(self, result: Result, tensors: Sequence[Any]) -> "_Made | None":
+        """How to make a result, if it is needed."""
+        if result.when is not None and not self.sizes[result.when]:
+            return None
+        shape = tuple(self.sizes[size] for size in result.shape)
+        if result.like is None:
+            return _Made(shape, (*shape[1:], 1), None)
+        place = list(self.layout.operands).index(result.like)
+        large = tensors[place].nbytes >= SMALLEST
+        return _Made(shape, (stride_like(tensors[place]), 1), place if large else None)
+
+    def task(self, tensors: tuple[Any, ...], scalars: Sequence[float]) -> Task:
+        """For tensors like those that the plan was made for; no chunk is taken yet."""
+        results = [made and self._make(*made, tensors) for made in self._results]
+        found = addresses_of(self._names, (*tensors, *results), self._without)
+        block, memory = self._frames.pop() if self._frames else self._frame()
+        block[0], block[WORD_OF_FOUND] = 0, -1
+        for word, address in zip(self._places, found, strict=True):
+            block[word] = address
+        for word, scalar in zip(self._scalars, scalars, strict=True):
+            struct.pack_into("d", block, 8 * word, scalar)
+        frames = self._frames if self.bytes <= KEPT_BYTES else None
+        return Task(block, memory, tensors, results, self.dtype, self.threads, frames)
+
+    def _frame(self) -> tuple[Any, Tensor]:
+        """A block with all words that are the same in every call, and scratch memory for it."""
+        words = self._words.copy()
+        memory, words[WORD_OF_MEMORY] = scratch(self.bytes)
+        return self._block(*words), memory
+
+    def _make(
+        self, shape: tuple[int, ...], strides: tuple[int, ...], place: int | None, tensors: Sequence[Any]
+    ) -> Tensor:
+        if place is None:
+            return self._like.new_empty_strided(shape, strides)  # a third of the time that new_empty takes
+        result = empty_output(tensors[place])
+        check("a result", result, self.dtype, shape, are_rows=True)
+        assert result.stride() == strides
+        return result
+
+
+class _Made(NamedTuple):
+    """How a result is made."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    place: int | None  # of the operand whose rows it resembles, if it is large
+
+
+def found(task: Task) -> int:
+    """The smallest position that a chunk reported (``native.unpack.report``); -1 if none did."""
+    return task.block[WORD_OF_FOUND]
+
+
+def _dtype(kind: str, real: torch.dtype) -> torch.dtype:
+    return {REAL: real, WIDE: torch.float64, INDEX: torch.int64}[kind]
+
+
+class Chunks(NamedTuple):
+    """Ranges of items: more than threads where they are large, for a core may be slower than another."""
+
+    threads: int
+    number: int
+    items: int  # of each but the last
+
+
+def chunks(items: int, work: int, threads: int, together: int) -> Chunks:
+    """For ``work`` multiply-adds per item; a single range where they are few."""
+    threads = min(threads, items, items * work // WORK_PER_THREAD)
+    if threads < 2:
+        return Chunks(1, 1, items)
+    number = threads * min(CHUNKS_PER_THREAD, max(1, items * work // (threads * WORK_PER_CHUNK)))
+    each = -(-items // (together * number)) * together
+    return Chunks(threads, -(-items // each), each)
