@@ -153,7 +153,15 @@ def _recurrence_bwd_kernel(
                 alpha += tl.load(c_ptr + layer)
         if not HAS_HEAD:
             tl.store(alpha_ptr + offs_m, alpha, mask=mask_m)
-        # Loads and stores may lie differently over the threads: one may read what another wrote.
+        # α_l goes from thread to thread through memory: in the compiled code a thread stores every 32nd (64th) of the
+        # program's rows and loads four neighbouring ones, so it reads what others wrote. Only threads of this program
+        # are concerned, since no other touches its columns of dp; and each α_l is read once, below, before dp_l, which
+        # is computed from it, takes its place. So the one thing to order is the last store above before the first load
+        # below, and a barrier of the program does that; all threads reach it, for NEED_DP is a constant.
+        # NVIDIA: bar.sync, after which the writes of its threads, to global memory too, are seen by all of them.
+        # AMD: a release fence, s_barrier and an acquire fence of the work-group. gfx11 and gfx12 wait until the stores
+        # are done and drop what the first cache holds. For gfx9 LLVM emits nothing: the work-group is a single wave
+        # (num_warps=1), whose vector memory operations one first cache takes in the order of the program.
         tl.debug_barrier()
 
     if HAS_A:
