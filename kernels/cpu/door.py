@@ -46,14 +46,31 @@ def _lies_in_rows(t: Tensor) -> bool:
     return t.dim() == 2 and (t.stride(1) == 1 or t.shape[1] < 2 or t.shape[0] == 0)
 
 
-def addresses_of(names: Sequence[str], tensors: Sequence[Tensor | None], without: int = 0) -> list[int]:
-    """The addresses of tensors that were checked, or are like ones that were; 0 for the ``without`` that have none."""
+def reach(t: Tensor | None) -> int:
+    """The bytes from a tensor's first element to behind its last one."""
+    if t is None or not t.numel():
+        return 0
+    return (sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True)) + 1) * t.itemsize
+
+
+def addresses_of(names: Sequence[str], tensors: Sequence[Tensor | None], reaches: Sequence[int]) -> list[int]:
+    """The addresses of tensors that were checked, or are like ones that were; 0 for what is absent or empty.
+
+    What stands behind a tensor may have been freed or cut since (``untyped_storage().resize_``), which its description
+    does not show: so each call compares the ``reaches`` with the memory that is there.
+    """
     found = [0 if t is None else t.data_ptr() for t in tensors]
-    if found.count(0) > without:
-        for name, t, address in zip(names, tensors, found, strict=True):
-            if t is not None and address == 0 and t.numel():
-                raise ValueError(f"{name} must have memory of its own; got {tuple(t.shape)} without")
+    for name, t, address, size in zip(names, tensors, found, reaches, strict=True):
+        if size and t is not None:
+            there = t.untyped_storage().nbytes() - t.storage_offset() * t.itemsize
+            if address == 0 or there < size:
+                raise ValueError(f"{name} must have memory of its own, {size} bytes; got {tuple(t.shape)} with {there}")
     return found
+
+
+def addresses_of_fresh(tensors: Sequence[Tensor | None]) -> list[int]:
+    """The addresses of tensors that were made in this call."""
+    return [0 if t is None else t.data_ptr() for t in tensors]
 
 
 def table_of(name: str, tensors: Sequence[Tensor], dtype: torch.dtype, shapes: Sequence[Sequence[int]]) -> Tensor:
@@ -70,7 +87,7 @@ def table_of(name: str, tensors: Sequence[Tensor], dtype: torch.dtype, shapes: S
             or not t.is_contiguous()
         ):  # the quick way to see that `check` has nothing to say
             check(name, t, dtype, shape)
-    return torch.from_numpy(np.array(addresses_of([name] * len(tensors), tensors), np.int64))
+    return torch.from_numpy(np.array(addresses_of([name] * len(tensors), tensors, list(map(reach, tensors))), np.int64))
 
 
 def scratch(size: int) -> tuple[Tensor, int]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fastcross.kernels.cpu.compile import compiled
-from fastcross.kernels.cpu.door import table_of
+from fastcross.kernels.cpu.door import check, table_of
 from fastcross.kernels.cpu.fields import INDEX, index, rows, whole
 from fastcross.kernels.cpu.layout import Layout
 from fastcross.kernels.cpu.plan import found
@@ -83,7 +83,9 @@ SUMS = Layout(
 def stack_fwd(tables: Sequence[Tensor], ids: Tensor, x0: Tensor) -> int:
     """Fills the first columns of x0; returns -1, or m·K + k where ids[m, k] is the first id outside table k."""
     where, heights, widths = describe_tables(tables, x0.dtype)
-    columns = x0[:, : sum(table.shape[1] for table in tables)]
+    width = sum(table.shape[1] for table in tables)
+    columns = x0[:, :width]
+    check("x0", columns, x0.dtype, (ids.shape[0], width), are_rows=True)
     task = STACK.task(x0.dtype, tables=where, heights=heights, widths=widths, ids=unit_columns(ids), x0=columns)
     run_task(compiled("embedding.stack_fwd", x0.dtype), task)
     return found(task)
@@ -106,8 +108,10 @@ def stack_bwd(sizes: Sequence[int], ids: Tensor, dx0: Tensor) -> list[Tensor]:
     distinct = [ids.new_empty(length) for length in lengths]
     shapes = list(zip(lengths, widths, strict=True))
     gradients, counts = [dx0.new_empty(shape) for shape in shapes], ids.new_empty(K)
+    columns = dx0[:, : sum(widths)]
+    check("dx0", columns, dx0.dtype, (M, sum(widths)), are_rows=True)
     task = SUMS.task(
-        dx0.dtype, ids=unit_columns(ids), dx0=dx0[:, : sum(widths)],
+        dx0.dtype, ids=unit_columns(ids), dx0=columns,
         heights=numbers(heights), widths=numbers(widths), counts=counts,
         rows=table_of("rows", distinct, torch.int64, [(length,) for length in lengths]),
         gradients=table_of("gradients", gradients, dx0.dtype, shapes),

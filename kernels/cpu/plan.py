@@ -4,13 +4,14 @@ import ctypes
 import struct
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastcross.kernels.cpu.buffers import SMALLEST, empty_output
-from fastcross.kernels.cpu.door import addresses_of, check, scratch
+from fastcross.kernels.cpu.declaration import Declaration
+from fastcross.kernels.cpu.door import addresses_of, addresses_of_fresh, check, reach, scratch
 from fastcross.kernels.cpu.fields import (
     HEADER,
     HIDDEN,
@@ -25,9 +26,6 @@ from fastcross.kernels.cpu.fields import (
 from fastcross.kernels.cpu.threads import Task
 from fastcross.kernels.rows import stride_like
 
-if TYPE_CHECKING:
-    from fastcross.kernels.cpu.layout import Layout
-
 # Multiply-adds that are worth a thread of their own, and a chunk of their own.
 WORK_PER_THREAD, WORK_PER_CHUNK = 1 << 16, 1 << 20
 CHUNKS_PER_THREAD = 4
@@ -39,7 +37,7 @@ class Plan:
     """All of a call that follows from the sizes and from the descriptions of the tensors, which are checked here."""
 
     def __init__(
-        self, layout: "Layout", dtype: torch.dtype, threads: int, sizes: Mapping[str, int], tensors: Sequence[Any]
+        self, layout: Declaration, dtype: torch.dtype, threads: int, sizes: Mapping[str, int], tensors: Sequence[Any]
     ) -> None:
         self.layout, self.dtype = layout, dtype
         known = SimpleNamespace(lanes=REGISTER_BYTES // dtype.itemsize, **sizes)
@@ -79,10 +77,8 @@ class Plan:
         for (name, result), made in zip(layout.results.items(), self._results, strict=True):
             if made and result.like:
                 self._words[word[name] + 1] = made.strides[0]
-        self._names = [*layout.operands, *layout.results]
-        self._without = sum(t is None or not t.numel() for t in tensors)
-        self._without += sum(made is None or 0 in made.shape for made in self._results)
-        self._places = [word[name] for name in self._names]
+        self._names, self._reaches = list(layout.operands), [reach(t) for t in tensors]
+        self._places = [word[name] for name in (*layout.operands, *layout.results)]
         self._scalars = [word[name] for name in layout.scalars]
         self._block: Any = ctypes.c_int64 * len(self._words)
         self._like = torch.empty(0, dtype=dtype, device="cpu")
@@ -116,8 +112,11 @@ class Plan:
     def task(self, tensors: tuple[Any, ...], scalars: Sequence[float]) -> Task:
         """For tensors like those that the plan was made for; no chunk is taken yet."""
         results = [made and self._make(*made, tensors) for made in self._results]
-        found = addresses_of(self._names, (*tensors, *results), self._without)
-        block, memory = self._frames.pop() if self._frames else self._frame()
+        found = addresses_of(self._names, tensors, self._reaches) + addresses_of_fresh(results)
+        try:
+            block, memory = self._frames.pop()
+        except IndexError:  # all are in use
+            block, memory = self._frame()
         block[0], block[WORD_OF_FOUND] = 0, -1
         for word, address in zip(self._places, found, strict=True):
             block[word] = address

@@ -122,6 +122,35 @@ def test_another_call_of_the_same_sizes_is_checked_anew(right):
             ECHO.task(torch.float32, **right | {"x": wrong} | more)
 
 
+CHANGES = {
+    "data": lambda t: setattr(t, "data", torch.zeros(5, 7)),
+    "set_": lambda t: t.set_(torch.zeros(3, 7)),
+    "resize_": lambda t: t.resize_(4, 7),
+    "dtype": lambda t: setattr(t, "data", torch.zeros(8, 7, dtype=torch.float64)),
+    "strides": lambda t: t.set_(t.untyped_storage(), 0, (8, 7), (1, 8)),
+    "freed": lambda t: t.untyped_storage().resize_(0),
+    "cut": lambda t: t.untyped_storage().resize_(8 * 7 * 4 - 4),
+}
+
+
+@pytest.mark.parametrize("offset", [0, 3])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tensor_that_was_changed_since_the_last_call_is_checked_anew(right, change, offset):
+    x = torch.zeros(offset + 56)[offset:].view(8, 7)
+    ECHO.task(torch.float32, **right | {"x": x})
+    CHANGES[change](x)
+    with pytest.raises((TypeError, ValueError), match=r"(x|ids) must (be|have) "):
+        ECHO.task(torch.float32, **right | {"x": x})
+
+
+def test_an_expanded_tensor_is_read_in_its_own_memory(right):
+    """Its shape is that of the call before; its memory is a single row."""
+    ECHO.task(torch.float32, **right | {"x": torch.zeros(8, 7)})
+    task = ECHO.task(torch.float32, **right | {"x": torch.ones(1, 7).expand(8, 7)})
+    compiled(echo, torch.float32)(task.block)
+    assert (right["out"][10], right["out"][11]) == (0, 1)
+
+
 def test_a_name_that_is_declared_twice_is_an_error():
     with pytest.raises(TypeError, match="a name twice"):
         Layout(
@@ -139,6 +168,19 @@ def freed():
     return t
 
 
+def part_of_what_was_freed():
+    """PyTorch gives it an address, its offset from nothing, and crashes itself when it adds 1 to it."""
+    t = torch.zeros(6, 6)[2:]
+    t.untyped_storage().resize_(0)
+    return t
+
+
+def cut():
+    t = torch.zeros(4, 6)
+    t.untyped_storage().resize_(4 * 6 * 4 - 1)
+    return t
+
+
 WRONG = {
     "dtype": (lambda: torch.zeros(4, 6, dtype=torch.float64), TypeError),
     "device": (lambda: torch.zeros(4, 6, device="meta"), ValueError),
@@ -147,13 +189,15 @@ WRONG = {
     "dimensions": (lambda: torch.zeros(24), ValueError),
     "column stride": (lambda: torch.zeros(6, 4).T, ValueError),
     "memory": (freed, ValueError),
+    "memory of another": (part_of_what_was_freed, ValueError),
+    "less memory": (cut, ValueError),
     "type": (lambda: None, TypeError),
 }
 
 
 def take_address(name, t, dtype, shape, are_rows):
     door.check(name, t, dtype, shape, are_rows)
-    return door.addresses_of([name], [t])
+    return door.addresses_of([name], [t], [door.reach(t)])
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -179,3 +179,13 @@ def test_layer_with_odd_tables_trains():
         strict=True,
     ):
         assert torch.equal(ours.to_dense(), wanted)
+
+
+def test_rows_that_are_narrower_than_the_tables_are_no_operand_of_the_kernels():
+    from fastcross.kernels.cpu import embedding
+
+    tables, ids = [torch.rand(9, 4), torch.rand(5, 3)], torch.zeros(2, 2, dtype=torch.int64)
+    with pytest.raises(ValueError, match=r"x0 must be .*\(2, 7\).*; got .*\(2, 6\)"):
+        embedding.stack_fwd(tables, ids, torch.zeros(2, 6))
+    with pytest.raises(ValueError, match=r"dx0 must be .*\(2, 7\).*; got .*\(2, 6\)"):
+        torch.ops.fastcross.embedding_stack_bwd(torch.zeros(2, 6), ids, [], [], [], [9, 4, 5, 3], [True, True], "numba")

@@ -1,4 +1,4 @@
-"""Inside a kernel: the values of its task under their names (``layout.py`` declares and packs them)."""
+"""Inside a kernel: the values of its task under their names, as ``declaration.py`` says and ``plan.py`` packs them."""
 
 from collections import namedtuple
 from collections.abc import Sequence
@@ -8,6 +8,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from fastcross.kernels.cpu.declaration import Declaration
 from fastcross.kernels.cpu.fields import (
     HEADER,
     HIDDEN,
@@ -21,12 +22,11 @@ from fastcross.kernels.cpu.fields import (
     WORD_OF_MEMORY,
     Field,
 )  # fmt: skip
-from fastcross.kernels.cpu.layout import Layout
 
 _WORD = ir.IntType(64)
 
 
-def take(layout: Layout) -> Any:
+def take(layout: Declaration) -> Any:
     """The intrinsic that gives a kernel, for its block, the values of a chunk that no other thread has taken.
 
     When there is none left, ``chunk`` is not below ``chunks``.
@@ -34,12 +34,12 @@ def take(layout: Layout) -> Any:
     return _reader(layout, takes=True)
 
 
-def first(layout: Layout) -> Any:
+def first(layout: Declaration) -> Any:
     """The intrinsic that gives the values of the first chunk, for what runs before or after all chunks."""
     return _reader(layout, takes=False)
 
 
-def _reader(layout: Layout, takes: bool) -> Any:
+def _reader(layout: Declaration, takes: bool) -> Any:
     """The block comes as a pointer to the storage dtype, which is how a kernel knows what it is compiled for."""
     fields = layout.fields
     values: Any = namedtuple(layout.name, [field.name for field in fields])  # type: ignore[misc]
