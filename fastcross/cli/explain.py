@@ -34,10 +34,10 @@ def explain(args: Namespace) -> int:
     with bar("explain", None) as progress:
         explanation = explain_model(model, _counted(rows, progress), training=training, names=names, output=args.class_)
     describe = Describer(trained.encoder, dense_edges(rows()))
-    logit, told = CrossLogit(model, args.class_), {}
-    for cross in explanation.strongest(args.top):
-        pair = (names.index(cross.fields[0]), names.index(cross.fields[1]))
-        told[cross.fields] = drivers(logit, rows(), explanation, pair, describe.edges, describe)
+    crosses = [cross.fields for cross in explanation.strongest(args.top)]
+    pairs = [(names.index(first), names.index(second)) for first, second in crosses]
+    found = drivers(CrossLogit(model, args.class_), rows(), explanation, pairs, describe.edges, describe)
+    told = dict(zip(crosses, found, strict=True))
     example = _example(rows, args.row)
     page = write_page(
         Path(args.output or Path(args.run) / "explanation"),
@@ -49,8 +49,8 @@ def explain(args: Namespace) -> int:
         top=args.top,
     )
     print_explanation(explanation)
-    for fields, found in list(told.items())[:5]:
-        print(f"  {driver_text(fields, found[0])}")
+    for fields, strongest in list(told.items())[:5]:
+        print(f"  {driver_text(fields, strongest[0])}")
     print(f"page: {page}")
     return 0
 

@@ -43,40 +43,64 @@ def drivers(
     logit: CrossLogit,
     batches: Iterable[Batch],
     explanation: Explanation,
-    pair: tuple[int, int],
+    pairs: Sequence[tuple[int, int]],
     edges: npt.NDArray[np.float64],
     describe: Describe,
     *,
     top: int = 3,
-) -> list[Driver]:
-    """The combinations of a pair's values with the most of its variance: effect² · share, largest first."""
-    counts: dict[tuple[object, object], int] = {}
-    effects: dict[tuple[object, object], float] = {}
+) -> list[list[Driver]]:
+    """For each pair the combinations of values with the most of its variance: effect² · share, largest first."""
+    keys = _Keys(logit, edges)
+    seen: list[npt.NDArray[np.int64]] = []  # (pairs, rows): both keys in one number
+    effects: list[npt.NDArray[np.float64]] = []
     rows = 0
     for batch in batches:
-        both = zip(*(_keys(logit, batch, field, edges) for field in pair), strict=True)
-        found = set_effects(logit, logit.projections(batch), explanation.baseline, torch.tensor([pair]))[:, 0].tolist()
-        for key, effect in zip(both, found, strict=True):
-            counts[key] = counts.get(key, 0) + 1
-            effects[key] = effects.get(key, 0.0) + effect
+        of_field = {field: keys.of(batch, field) for field in sorted({field for pair in pairs for field in pair})}
+        seen.append(np.stack([of_field[f] << _HALF | of_field[g] for f, g in pairs]))
+        found = set_effects(logit, logit.projections(batch), explanation.baseline, torch.tensor(pairs))
+        effects.append(found.numpy().T)
         rows += len(batch)
         if rows >= ROWS:
             break
-    best = sorted(counts, key=lambda key: effects[key] ** 2 / counts[key], reverse=True)[:top]
-    return [
-        Driver((describe(pair[0], key[0]), describe(pair[1], key[1])), effects[key] / counts[key], counts[key] / rows)
-        for key in best
-    ]
+    told = []
+    for pair, codes, values in zip(pairs, np.concatenate(seen, 1), np.concatenate(effects, 1), strict=True):
+        combinations, place, counts = np.unique(codes, return_inverse=True, return_counts=True)
+        total = np.bincount(place, weights=values)
+        best = np.argsort(-(total**2) / counts, kind="stable")[:top]
+        some = []
+        for i in best:
+            first, second = keys.split(combinations[i], pair)
+            both = (describe(pair[0], first), describe(pair[1], second))
+            some.append(Driver(both, float(total[i] / counts[i]), float(counts[i] / rows)))
+        told.append(some)
+    return told
 
 
-def _keys(logit: CrossLogit, batch: Batch, field: int, edges: npt.NDArray[np.float64]) -> Sequence[object]:
-    """What tells the rows' values of a field apart."""
-    single, tables = logit.embedding.num_single, len(logit.tables)
-    if field < single:
-        return batch.categorical[:, field].tolist()
-    if field >= tables:
-        column = field - tables
-        return np.searchsorted(edges[column], batch.dense[:, column].double().numpy(), side="right").tolist()
-    bag = batch.bags[field - single]
-    values, starts = bag.values.tolist(), [*bag.offsets.tolist(), len(bag.values)]
-    return [tuple(values[low:high]) for low, high in itertools.pairwise(starts)]
+_HALF = 32  # bits of a key: ids, numbers of bins and of bags are below 2³¹
+
+
+class _Keys:
+    """What tells the rows' values of a field apart, as numbers; a bag's ids are numbered as they come."""
+
+    def __init__(self, logit: CrossLogit, edges: npt.NDArray[np.float64]) -> None:
+        self.single, self.tables, self.edges = logit.embedding.num_single, len(logit.tables), edges
+        self.bags: dict[int, dict[tuple[int, ...], int]] = {}
+
+    def of(self, batch: Batch, field: int) -> npt.NDArray[np.int64]:
+        if field < self.single:
+            return batch.categorical[:, field].long().numpy()
+        if field >= self.tables:
+            column = field - self.tables
+            return np.searchsorted(self.edges[column], batch.dense[:, column].double().numpy(), side="right")
+        bag, numbers = batch.bags[field - self.single], self.bags.setdefault(field, {})
+        values, starts = bag.values.tolist(), [*bag.offsets.tolist(), len(bag.values)]
+        rows = (tuple(values[low:high]) for low, high in itertools.pairwise(starts))
+        return np.array([numbers.setdefault(ids, len(numbers)) for ids in rows], np.int64)
+
+    def split(self, code: np.int64, pair: tuple[int, int]) -> tuple[object, object]:
+        """Both keys, as ``describe`` knows them."""
+        first, second = int(code) >> _HALF, int(code) & ((1 << _HALF) - 1)
+        return self._named(pair[0], first), self._named(pair[1], second)
+
+    def _named(self, field: int, key: int) -> object:
+        return list(self.bags[field])[key] if field in self.bags else key

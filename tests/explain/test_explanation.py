@@ -93,7 +93,7 @@ def test_drivers_are_the_values_with_the_most_variance():
     explanation, logit = explain(model, batches, names=NAMES), CrossLogit(model)
     edges = dense_edges(batches())
     assert edges.shape == (1, 9)
-    found = drivers(logit, batches(), explanation, (0, 1), edges, lambda field, key: f"{field}:{key}", top=12)
+    (found,) = drivers(logit, batches(), explanation, [(0, 1)], edges, lambda field, key: f"{field}:{key}", top=12)
     assert len(found) == 12  # 4 colours x 3 sizes
     assert sum(driver.share for driver in found) == pytest.approx(1)
     # A cross of two single-valued fields is a function of their ids alone: its variance is that of its drivers.
@@ -103,8 +103,14 @@ def test_drivers_are_the_values_with_the_most_variance():
     assert driver_text(("C14", "hour"), Driver(("3f2a", "18"), 0.3141, 0.004)) == (
         "C14 = 3f2a × hour = 18: +0.31, 0.4 % of rows"
     )
-    for pair in ((0, 2), (2, 3), (0, 3)):
-        assert drivers(logit, batches(), explanation, pair, edges, lambda field, key: str(key))
+    pairs = [(0, 2), (2, 3), (0, 3)]
+    told = drivers(logit, batches(), explanation, pairs, edges, lambda field, key: str(key), top=10_000)
+    assert [sum(driver.share for driver in some) for some in told] == pytest.approx([1, 1, 1])
+    assert {driver.values[1] for driver in told[0]} > {"()", "(0,)", "(3, 4)"}  # a bag's ids
+    # One pass for all pairs finds what a pass for each does.
+    for pair, some in zip(pairs, told, strict=True):
+        alone = drivers(logit, batches(), explanation, [pair], edges, lambda field, key: str(key), top=10_000)
+        assert alone == [some]
 
 
 def test_the_page_is_one_file_with_its_figures_and_tables(tmp_path):
