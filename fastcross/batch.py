@@ -30,27 +30,35 @@ class Bag:
 
 @dataclass(frozen=True)
 class Batch:
-    """B rows. The label is float32 in {0, 1} for a binary task, an int64 class otherwise, None for rows to predict."""
+    """B rows. The label is float32 in {0, 1} for a binary task, an int64 class among several, a float64 quantity for
+    regression, None for rows to predict."""
 
     dense: Tensor  # (B, num_dense) float32
     categorical: Tensor  # (B, k) int64, 0 = out of vocabulary
     bags: tuple[Bag, ...] = ()
     label: Tensor | None = None  # (B,)
+    weight: Tensor | None = None  # (B,) float32, how much each row counts; None: all the same
+    group: Tensor | None = None  # (B,) int64, equal where rows belong together, as those of one user
 
     def __len__(self) -> int:
         return self.dense.shape[0]
 
     def row(self, i: int) -> Batch:
         """One row as a batch of its own."""
-        label = None if self.label is None else self.label[i : i + 1]
+        of_row = (None if column is None else column[i : i + 1] for column in self.beside)
         bags = tuple(bag.row(i) for bag in self.bags)
-        return Batch(self.dense[i : i + 1], self.categorical[i : i + 1], bags, label)
+        return Batch(self.dense[i : i + 1], self.categorical[i : i + 1], bags, *of_row)
 
     def to(self, *args: Any, **kwargs: Any) -> Batch:
         """The batch on another device; takes the device and non_blocking of Tensor.to."""
-        label = None if self.label is None else self.label.to(*args, **kwargs)
+        moved = (None if column is None else column.to(*args, **kwargs) for column in self.beside)
         bags = tuple(bag.to(*args, **kwargs) for bag in self.bags)
-        return Batch(self.dense.to(*args, **kwargs), self.categorical.to(*args, **kwargs), bags, label)
+        return Batch(self.dense.to(*args, **kwargs), self.categorical.to(*args, **kwargs), bags, *moved)
+
+    @property
+    def beside(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """What stands beside the features: label, weight, group."""
+        return self.label, self.weight, self.group
 
 
 @dataclass(frozen=True)
@@ -62,8 +70,8 @@ class Schema:
     cardinalities: tuple[int, ...]
     bag_names: tuple[str, ...] = ()
     bag_cardinalities: tuple[int, ...] = ()
-    num_outputs: int = 1  # logits the model needs: 1 for a binary label, else the number of classes
-    task: str = "binary"  # "binary" or "multiclass"
+    num_outputs: int = 1  # the model's: 1 for a binary label or a quantity, else the number of classes
+    task: str = "binary"  # "binary", "multiclass" or "regression"
 
     @property
     def names(self) -> list[str]:

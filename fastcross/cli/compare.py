@@ -46,7 +46,7 @@ def compare(args: Namespace) -> int:
         show(f"{name}, seed {seed}")
         results[name].append(plan.run(folder / f"{name}-{seed}", show=show, go_on=True, opened=(cache, optimum)))
     part = "test" if cache.sizes.get("test") else "validation"
-    rows = sorted((summary(name, found, part) for name, found in results.items()), key=lambda row: row["logloss"])
+    rows = sorted((summary(name, found, part) for name, found in results.items()), key=lambda row: row[_main(row)])
     table = markdown(rows, optimum.get(part))
     first = {name: Run(folder / f"{name}-{args.seeds[0]}").history for name in args.models}
     with atomic(folder / "curves.png") as temporary:
@@ -104,16 +104,23 @@ def markdown(rows: Sequence[Mapping[str, Any]], optimum: float | None) -> str:
 
 
 def _cells(row: Mapping[str, Any], optimum: float | None) -> dict[str, str]:
-    cells = {"model": row["model"], "logloss": _metric(row, "logloss")}
+    cells = {"model": row["model"], _main(row): _metric(row, _main(row))}
     if optimum is not None:
         cells["above optimum"] = f"{row['logloss'] - optimum:.4f}"
-    cells |= {name: _metric(row, name.lower()) for name in ("AUC", "accuracy") if name.lower() in row}
+    cells |= {
+        name: _metric(row, name.lower()) for name in ("AUC", "GAUC", "accuracy", "MAE", "R2") if name.lower() in row
+    }
     return cells | {
         "parameters": f"{row['parameters']:,}",
         "without embeddings": f"{row['dense_parameters']:,}",
         "seconds": f"{row['seconds']:.1f}",
         "rows/s": f"{row['rows_per_second']:,.0f}",
     }
+
+
+def _main(row: Mapping[str, Any]) -> str:
+    """The metric by which models are ranked."""
+    return "logloss" if "logloss" in row else "rmse"
 
 
 def _metric(row: Mapping[str, Any], name: str) -> str:

@@ -7,6 +7,9 @@ from pathlib import Path
 PREPARATION = (
     "format",
     "label",
+    "task",
+    "weight",
+    "group",
     "categorical",
     "dense",
     "multi",

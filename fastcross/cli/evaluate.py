@@ -8,8 +8,7 @@ from fastcross.cli.outputs import check_output, refuse_overwriting
 from fastcross.cli.printing import bar, bars, print_metrics, report_reading
 from fastcross.data import read_for_prediction
 from fastcross.training.evaluate import evaluate as evaluate_part
-from fastcross.training.evaluate import predict_logits
-from fastcross.training.metrics import summarise
+from fastcross.training.evaluate import predict_rows
 from fastcross.training.run_folder import write_json
 from fastcross.training.trained import load_model
 
@@ -32,9 +31,8 @@ def evaluate(args: Namespace) -> int:
             )
             if output:
                 refuse_overwriting(output, rows.paths)
-            logits, label = predict_logits(trained.model, rows)
-        assert label is not None
-        found = {args.data: summarise(logits, label)}
+            predicted = predict_rows(trained.model, rows)
+        found = {args.data: predicted.summarise(regression=trained.schema.task == "regression")}
         lost = report_reading(rows)
     else:
         cache = trained.open_cache(args.data or args.cache)

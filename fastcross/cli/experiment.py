@@ -71,17 +71,21 @@ def _columns(args: Namespace) -> dict[str, Any] | None:
     """What is declared, in a file or by options; columns that options do not name are inferred."""
     kinds = ("categorical", "dense", "multi", "datetime", "drop")
     given = [flag(name) for name in kinds if getattr(args, name)]
+    of_rows = {"label": args.label, "sample_weight": args.weight, "group": args.group}
+    of_rows = {name: column for name, column in of_rows.items() if column}
+    if args.task != "auto":
+        of_rows["task"] = args.task
     if args.columns:
         if given:
             raise ValueError(f"declare columns in the file of --columns or by {', '.join(given)}, not both")
         declared = _read_columns(Path(args.columns))
-        return {**declared, "label": args.label} if args.label else declared
-    if not given and not args.label:
+        return {**declared, **of_rows}
+    if not given and not of_rows:
         return None
     from fastcross.data import Columns
 
     return Columns.declare(
-        args.label,
+        **of_rows,
         dense=args.dense or (),
         categorical=args.categorical or (),
         multi=dict(args.multi or ()),

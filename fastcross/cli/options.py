@@ -3,12 +3,14 @@
 import argparse
 
 from fastcross.cli.values import at_least, duration, layers, model_names, multi_valued, names
+from fastcross.data.columns import TASKS
 from fastcross.data.formats import FORMATS
 from fastcross.training.config import (
     EMBEDDINGS,
     GENERATED_LOG_OPTIONS,
     GENERATED_LOG_TRAINING,
     GENERATED_ROWS,
+    METRICS,
     SCHEDULES,
     SHARDINGS,
     TrainingConfig,
@@ -25,6 +27,16 @@ def add_preparation(parser: argparse.ArgumentParser) -> None:
         "columns of csv and parquet files", "What is not said here is inferred from the rows, and printed with reasons."
     )
     group.add_argument("--label", metavar="NAME", help="default: label, click, clicked, target or y")
+    group.add_argument(
+        "--task",
+        choices=TASKS,
+        default="auto",
+        help="what the label is: classes, a quantity (regression), or (auto) whichever it looks like",
+    )
+    group.add_argument("--weight", metavar="NAME", help="column that says how much each row counts; no feature")
+    group.add_argument(
+        "--group", metavar="NAME", help="column such as the user, within whose rows AUC is measured too (gauc)"
+    )
 
     def add(flag: str, help: str) -> None:
         group.add_argument(flag, type=names, action="extend", metavar="A,B", help=help)
@@ -157,7 +169,13 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--optimizer", metavar="NAME", help="adam or sgd (default: adam)")
     add("clip-norm", float, "largest gradient norm; 0 for no clipping", "NORM")
     add("evaluate-every", int, "steps between evaluations (default: once per epoch)")
-    add("patience", int, "stop after this many evaluations without a better validation logloss; 0 for never")
+    add("patience", int, "stop after this many evaluations without a better validation metric; 0 for never")
+    group.add_argument(
+        "--monitor",
+        metavar="METRIC",
+        help=f"that metric, by which the best model is chosen too: {', '.join(METRICS)} (default: logloss, or rmse)",
+    )
+    add("positive-weight", float, "how much the loss of a positive row counts", "W")
     add("max-loss", float, "stop when the training loss exceeds this", "LOSS")
     add("checkpoint-seconds", float, "time between checkpoints", "S")
     group.add_argument("--bf16", action=argparse.BooleanOptionalAction, help="bfloat16 autocast (default: if it gains)")

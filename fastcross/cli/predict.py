@@ -31,13 +31,16 @@ def predict(args: Namespace) -> int:
         )
         refuse_overwriting(output, rows.paths)
         classes = rows.encoder.classes
-        found = (probabilities(logits).numpy() for logits, _ in predict_batches(trained.model, rows))
+        regression = trained.schema.task == "regression"
+        logits = (found.logits for found in predict_batches(trained.model, rows))
+        found = ((each.double() if regression else probabilities(each)).numpy() for each in logits)
         with prediction_file(output, classes, args.id_column) as file:
             for numbers, ids, probability in align(rows, found):
                 file.write(numbers + 1, ids, probability)
     lost = report_reading(rows)
     of_what = f"the class {classes[1]}" if len(classes) == 2 else f"the classes {', '.join(classes)}"
-    show(f"{rows.rows:,} predictions, the probability of {of_what}: {output}")
+    what = f"of {rows.encoder.columns.label}" if regression else f"the probability of {of_what}"
+    show(f"{rows.rows:,} predictions, {what}: {output}")
     return 1 if lost else 0
 
 

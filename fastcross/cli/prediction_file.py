@@ -27,9 +27,10 @@ def prediction_file(path: Path, classes: Sequence[str], id_column: str | None = 
     """Writes predictions in the format of the file's name; the file is there when the block ends without error.
 
     CSV and Parquet have the columns `row` (from 1), the id column if there is one, and probabilities: of the second of
-    two classes, else of each. Where the classes have names of their own, these stand in the columns' names, and a
-    column `class` holds the likeliest one. A row that could not be read has its number and nothing more. NumPy's format
-    holds the probabilities alone, (rows,) or (rows, classes), NaN for such a row.
+    two classes, else of each; without classes, of a quantity, the column is `prediction`. Where the classes have names
+    of their own, these stand in the columns' names, and a column `class` holds the likeliest one. A row that could not
+    be read has its number and nothing more. NumPy's format holds the numbers alone, (rows,) or (rows, classes), NaN for
+    such a row.
     """
     names = _column_names(classes, id_column)
     with atomic(path) as temporary, contextlib.ExitStack() as stack:
@@ -48,6 +49,7 @@ def _column_names(classes: Sequence[str], id_column: str | None) -> list[str]:
     plain = tuple(classes) == ("0", "1")
     shown = classes[1:] if len(classes) == 2 else classes
     predicted = ["probability"] if plain else [*(f"probability_{name}" for name in shown), "class"]
+    predicted = predicted if classes else ["prediction"]
     if id_column in predicted:
         raise ValueError(f"the id column {id_column} has the name of a column of the output")
     if id_column is None:
@@ -59,7 +61,7 @@ class _ArrayFile:
     """An .npy file that grows; its header is written again when the number of rows is known."""
 
     def __init__(self, file: IO[bytes], num_classes: int) -> None:
-        self.file, self.shape, self.rows = file, () if num_classes == 2 else (num_classes,), 0
+        self.file, self.shape, self.rows = file, () if num_classes in (0, 2) else (num_classes,), 0
         self._write_header()
         self.start = file.tell()
 

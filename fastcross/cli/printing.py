@@ -74,7 +74,7 @@ def report_reading(rows: Any) -> bool:
 def print_metrics(result: Mapping[str, Any]) -> None:
     """The metrics of each part, one line each, and what a training cost."""
     for part, found in result.items():
-        if isinstance(found, Mapping) and "logloss" in found:
+        if isinstance(found, Mapping) and ("logloss" in found or "rmse" in found):
             print(f"{part}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items() if value is not None))
     if "optimum" in result:
         print("best possible logloss: " + ", ".join(f"{part} {value:.4f}" for part, value in result["optimum"].items()))

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from fastcross.data.columns import Columns
 from fastcross.data.errors import BadRow
+from fastcross.data.vocabulary import hash_strings
 
 Array = npt.NDArray[Any]
 WEEKDAYS = pa.array(["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"])
@@ -35,11 +36,13 @@ class Block:
 
     rows: int
     dense: Array  # (rows, num_dense) float64, missing = NaN, "log" applied
-    label: Array | None  # (rows,) int32
+    label: Array | None  # (rows,) int32, the id of a class; float64, a quantity
     categorical: list[Coded]
     bags: list[Coded]
     time: Array | None = None  # (rows,) float64, of the column that orders the rows
     carried: pa.Array | None = None  # (rows,) of the column to carry along: texts, or Parquet's own type
+    weight: Array | None = None  # (rows,) float32
+    group: Array | None = None  # (rows,) int64, a hash of its text
     skipped: list[int] = field(default_factory=list)  # rows that were left out, counted from 0 among all of the block
 
 
@@ -64,6 +67,8 @@ def to_block(
         bags=[_bag(table, name, columns, trim) for name in columns.bags or ()],
         time=_time(table[columns.time], columns) if labelled and columns.time else None,
         carried=_carried(table[carry]) if carry else None,
+        weight=_weight(table[columns.sample_weight], columns) if labelled and columns.sample_weight else None,
+        group=_group(table[columns.group]) if labelled and columns.group else None,
     )
 
 
@@ -83,7 +88,31 @@ def _numbers(column: pa.ChunkedArray, name: str) -> Array:
         raise BadRow(f"column {name} must be a number; got {value!r}") from None
 
 
+def _weight(column: pa.ChunkedArray, columns: Columns) -> Array:
+    assert columns.sample_weight is not None
+    weight = _numbers(column, columns.sample_weight)
+    wrong = ~((weight >= 0) & (weight <= np.finfo(np.float32).max))
+    if wrong.any():
+        found = weight[wrong][0]
+        shown = "nothing" if np.isnan(found) else f"{found:g}"
+        raise BadRow(f"the weight (column {columns.sample_weight}) must be finite and at least 0; got {shown}")
+    return weight.astype(np.float32)
+
+
+def _group(column: pa.ChunkedArray) -> Array:
+    coded = _coded(as_text(column), trim=True)
+    return hash_strings(coded.dictionary).view(np.int64)[coded.codes]
+
+
 def _label(column: pa.ChunkedArray, columns: Columns) -> Array:
+    if columns.is_regression:
+        assert columns.label is not None
+        quantity = _numbers(column, columns.label)
+        if not np.isfinite(quantity).all():
+            wrong = quantity[~np.isfinite(quantity)][0]
+            shown = "nothing" if np.isnan(wrong) else f"{wrong:g}"
+            raise BadRow(f"the label (column {columns.label}) must be a finite number; got {shown}")
+        return np.array(quantity, np.float64)  # a copy: Arrow's own memory is read-only
     assert columns.classes is not None
     coded = _coded(as_text(column), trim=True)
     ids = {name: i for i, name in enumerate(columns.classes)}

@@ -2,6 +2,7 @@
 
     manifest.json                what made the cache: inputs, configuration, schema, sizes, checksums, what was skipped
     train|validation|test/       dense.npy (N, num_dense) float32, categorical.npy (N, k) int32, label.npy (N,),
+                                 weight.npy (N,) float32, group.npy (N,) int64, where these columns were named,
                                  bag<i>.values.npy, bag<i>.bounds.npy (N + 1,), bag<i>.weights.npy
     encoder/                     what turned rows into these arrays, and will do so with rows to predict: encoder.py
 
@@ -101,6 +102,17 @@ class Cache:
                 f"model; expected encoder {fingerprint[:12]}, got {self.encoder_fingerprint[:12]}"
             )
 
+    @property
+    def mean_weight(self) -> float:
+        """Of the training rows: weights count in proportion to it."""
+        return self.manifest.get("weight", {}).get("mean", 1.0)
+
+    @property
+    def label_scale(self) -> tuple[float, float]:
+        """Mean and standard deviation of the training rows' label, where it is a quantity."""
+        label = self.manifest["label"]
+        return label.get("mean", 0.0), label.get("deviation", 1.0)
+
     def num_batches(self, part: str, batch_size: int, *, drop_last: bool = False) -> int:
         """Batches in one epoch of a part."""
         return self._size(part) // batch_size if drop_last else -(-self._size(part) // batch_size)
@@ -166,8 +178,10 @@ class Cache:
             weights = arrays.get(f"bag{i}.weights")
             weighted = None if weights is None else torch.from_numpy(np.array(weights[positions]))
             bags.append(Bag(values, torch.from_numpy(np.array(offsets)), weighted))
-        label = take("label", np.float32 if self.schema.task == "binary" else np.int64)
-        return Batch(take("dense", np.float32), take("categorical", np.int64), tuple(bags), label)
+        label = take("label", {"binary": np.float32, "regression": np.float64}.get(self.schema.task, np.int64))
+        weight = take("weight", np.float32) if "weight" in arrays else None
+        group = take("group", np.int64) if "group" in arrays else None
+        return Batch(take("dense", np.float32), take("categorical", np.int64), tuple(bags), label, weight, group)
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from typing import Any
 from fastcross.data.errors import DataError
 
 TRANSFORMS = ("log", "standard", "none")
+TASKS = ("auto", "classification", "regression")
 PARTS_OF_DATE_TIME = ("hour", "weekday")
 _LISTS = ("dense", "categorical", "bags", "datetimes", "drop", "classes")
-_TEXTS = ("label", "separator", "time", "time_as")
+_TEXTS = ("label", "separator", "time", "time_as", "task", "sample_weight", "group")
+_OPTIONAL = ("label", "time", "sample_weight", "group")
 _MAPPINGS = ("weights", "aliases", "separators")
 
 
@@ -48,6 +50,9 @@ class Columns:
     infer_rest: bool = False
     time: str | None = None  # orders the rows for a split by time
     time_as: str = "number"  # or "datetime"
+    task: str = "auto"  # what the label is: classes, a quantity, or whichever of them it looks like
+    sample_weight: str | None = None  # how much each row counts, in the loss and in the metrics; no feature
+    group: str | None = None  # rows of one user, query, …: AUC is measured within each; a feature all the same
 
     def __post_init__(self) -> None:
         for transform in (self.transform,) if isinstance(self.transform, str) else self.transform:
@@ -58,7 +63,7 @@ class Columns:
             if value is not None and not (isinstance(value, tuple) and all(isinstance(item, str) for item in value)):
                 raise DataError(f"{name} must be a list of texts; got {value!r}")
         for name in _TEXTS:
-            if not isinstance(getattr(self, name), str | (type(None) if name in ("label", "time") else str)):
+            if not isinstance(getattr(self, name), str | (type(None) if name in _OPTIONAL else str)):
                 raise DataError(f"{name} must be a text; got {getattr(self, name)!r}")
         for name in _MAPPINGS:
             value = getattr(self, name)
@@ -73,7 +78,12 @@ class Columns:
                 raise DataError(f"the separator{f' of {name}' if name else ''} must not be empty")
         if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
             raise DataError(f"classes must name at least two different values; got {list(self.classes)}")
-        named = [*((self.label,) if self.label else ()), *self.inputs, *self.weights.values(), *self.drop]
+        if self.task not in TASKS:
+            raise DataError(f"task must be one of {', '.join(TASKS)}; got {self.task!r}")
+        if self.task == "regression" and self.classes is not None:
+            raise DataError(f"a label of classes is no quantity: declare task regression or {self.classes}, not both")
+        only = (name for name in (self.label, self.sample_weight) if name)
+        named = [*only, *self.inputs, *self.weights.values(), *self.drop]
         for names in (named, list(self.features)):
             if twice := sorted({name for name in names if names.count(name) > 1}):
                 raise DataError(f"columns are declared twice: {', '.join(twice)}")
@@ -100,19 +110,33 @@ class Columns:
 
     @property
     def num_outputs(self) -> int:
+        if self.is_regression:
+            return 1
         assert self.classes is not None
         return 1 if len(self.classes) == 2 else len(self.classes)
 
+    @property
+    def is_regression(self) -> bool:
+        return self.task == "regression"
+
+    @property
+    def kind_of_label(self) -> str:
+        """The task of a Schema."""
+        return "regression" if self.is_regression else "binary" if self.num_outputs == 1 else "multiclass"
+
     def read(self, labelled: bool, carry: str | None = None) -> tuple[str, ...]:
         """The columns to read; `carry` and the time only if they are not among the others."""
-        others = (self.label if labelled else None, self.time if labelled else None, carry)
+        beside = (self.label, self.time, self.sample_weight, self.group) if labelled else ()
+        others = (*beside, carry)
         return tuple(dict.fromkeys([*self.inputs, *self.weights.values(), *(name for name in others if name)]))
 
     def separator_of(self, bag: str) -> str:
         return self.separators.get(bag, self.separator)
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """As JSON; what came after caches and runs were first written is left out where it says nothing."""
+        unsaid = {"task": "auto", "sample_weight": None, "group": None}
+        return {name: value for name, value in asdict(self).items() if unsaid.get(name, ...) != value}
 
     @classmethod
     def declare(
@@ -124,6 +148,9 @@ class Columns:
         multi: Mapping[str, str] | None = None,
         datetimes: Iterable[str] = (),
         drop: Iterable[str] = (),
+        task: str = "auto",
+        sample_weight: str | None = None,
+        group: str | None = None,
     ) -> Columns:
         """Say what some columns are and leave the others to be inferred; multi: multi-valued column -> separator."""
         lists = (tuple(dense), tuple(categorical), tuple(multi or ()))
@@ -134,6 +161,9 @@ class Columns:
             separators=dict(multi or {}),
             drop=tuple(drop),
             infer_rest=True,
+            task=task,
+            sample_weight=sample_weight,
+            group=group,
         )
 
     @classmethod

@@ -73,13 +73,13 @@ class Encoder:
             bag_names=self.columns.bags or (),
             bag_cardinalities=tuple(ids.cardinality for ids in self.bags),
             num_outputs=self.columns.num_outputs,
-            task="binary" if self.columns.num_outputs == 1 else "multiclass",
+            task=self.columns.kind_of_label,
         )
 
     @property
     def classes(self) -> tuple[str, ...]:
-        assert self.columns.classes is not None
-        return self.columns.classes
+        """None of them for a quantity."""
+        return self.columns.classes or ()
 
     @cached_property
     def fingerprint(self) -> str:
@@ -105,12 +105,14 @@ class Encoder:
             offsets = np.cumsum(coded.counts, dtype=np.int64) - coded.counts
             weights = None if coded.weights is None else torch.from_numpy(np.array(coded.weights))
             bags.append(Bag(ids(name, known, coded), torch.from_numpy(offsets), weights))
-        kind = torch.float32 if self.columns.num_outputs == 1 else torch.int64
+        kind = {"binary": torch.float32, "multiclass": torch.int64, "regression": torch.float64}[self.schema.task]
         return Batch(
             torch.from_numpy(self.standardise(block.dense)),
             torch.stack(categorical, dim=1) if categorical else torch.empty((block.rows, 0), dtype=torch.int64),
             tuple(bags),
             None if block.label is None else torch.from_numpy(block.label).to(kind),
+            None if block.weight is None else torch.from_numpy(block.weight),
+            None if block.group is None else torch.from_numpy(block.group),
         ), unknown
 
     def save(self, folder: str | PathLike[str]) -> None:

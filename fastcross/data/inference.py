@@ -48,8 +48,8 @@ def complete(columns: Columns, sample: Sample) -> tuple[Columns, tuple[Finding, 
     label = columns.label or next((name for name in names if name.lower() in LABEL_NAMES), None)
     if label is None:
         raise DataError(f"{sample.place}: name the label column; the columns are {', '.join(names)}")
-    time = (columns.time,) if columns.time else ()
-    absent = {label, *columns.inputs, *columns.weights.values(), *columns.drop, *time} - set(names)
+    others = [name for name in (columns.time, columns.sample_weight, columns.group) if name]
+    absent = {label, *columns.inputs, *columns.weights.values(), *columns.drop, *others} - set(names)
     if absent:
         raise DataError(f"{sample.place}: no column {', '.join(sorted(absent))}; the columns are {', '.join(names)}")
     declared = {name: kind for kind in ("dense", "categorical", "bags", "datetimes") for name in _named(columns, kind)}
@@ -57,7 +57,7 @@ def complete(columns: Columns, sample: Sample) -> tuple[Columns, tuple[Finding, 
     infer = columns.infer_rest or not any(getattr(columns, k) is not None for k in ("dense", "categorical", "bags"))
     kinds: dict[str, Kind] = {}
     for name in names:
-        if name == label or name in columns.weights.values():
+        if name in (label, columns.sample_weight) or name in columns.weights.values():
             continue
         kind = judge(name, sample.table[name]) if infer or name in columns.inputs else Kind("drop", "not declared")
         if name in declared:
@@ -76,10 +76,11 @@ def complete(columns: Columns, sample: Sample) -> tuple[Columns, tuple[Finding, 
         raise DataError(
             f"{sample.place}: the label (column {label}) must hold one value; it is of type {kind_of_label}"
         )
-    if completed.classes is None:
-        settled = settle(Values.of(sample.table[label]), label, whole=sample.whole)
-        if settled:
-            completed = replace(completed, classes=settled.classes, aliases=completed.aliases | settled.aliases)
+    if columns.sample_weight:
+        findings.append(Finding(columns.sample_weight, "weight", "how much each row counts; no feature"))
+    if completed.classes is None and not completed.is_regression:
+        settled = settle(Values.of(sample.table[label]), label, whole=sample.whole, task=columns.task)
+        completed = settled.of(completed) if settled else completed
     if len(completed.transforms) != len(completed.dense or ()):
         raise DataError(
             f"transform must be one name or one per dense column; got {len(completed.transforms)} for "

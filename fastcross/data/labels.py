@@ -1,12 +1,13 @@
-"""The classes behind a label's values: 0 and 1, -1 and 1, yes and no, any two values, or several names."""
+"""What a label's values are: 0 and 1, -1 and 1, yes and no, any two values, several names, or a quantity."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from fastcross.data.blocks import is_number
+from fastcross.data.columns import Columns
 from fastcross.data.errors import DataError
 from fastcross.data.kinds import STRAYS, Values
 
@@ -16,15 +17,25 @@ MOST_CLASSES = 1000
 
 @dataclass(frozen=True)
 class Classes:
-    """classes[i] has the id i; aliases: other spellings -> class."""
+    """classes[i] has the id i; aliases: other spellings -> class. No classes: a quantity."""
 
     classes: tuple[str, ...]
     aliases: dict[str, str] = field(default_factory=dict)
 
+    def of(self, columns: Columns) -> Columns:
+        """These columns, with a label that is known to be so."""
+        if not self.classes:
+            return replace(columns, task="regression")
+        return replace(columns, classes=self.classes, aliases=columns.aliases | self.aliases)
 
-def settle(values: Values, label: str, *, whole: bool) -> Classes | None:
+
+QUANTITY = Classes(())
+
+
+def settle(values: Values, label: str, *, whole: bool, task: str = "auto") -> Classes | None:
     """The classes of these values, None where they leave it open and not the `whole` file was looked at.
 
+    Numbers of which too many are different for classes are a quantity, unless the task is "classification".
     A pair such as 0 and 1 is settled by a part of the rows, and by one of its two values: what does not fit it is a
     bad row. Other values may hide a class that the part does not show.
     """
@@ -40,7 +51,7 @@ def settle(values: Values, label: str, *, whole: bool) -> Classes | None:
         return _spelt(pair, spellings)
     if not whole:
         return None
-    return _several(counts, spellings, label, values.rows)
+    return _several(counts, spellings, label, values.rows, task)
 
 
 def check_both(counts: np.ndarray, classes: tuple[str, ...], label: str, rows: str) -> None:
@@ -53,7 +64,13 @@ def check_both(counts: np.ndarray, classes: tuple[str, ...], label: str, rows: s
         )
 
 
-def _several(counts: dict[str, int], spellings: dict[str, dict[str, int]], label: str, rows: int) -> Classes:
+def check_varies(smallest: float, largest: float, label: str, rows: str) -> None:
+    """Raise DataError where a quantity is the same in all rows."""
+    if not smallest < largest:
+        raise DataError(f"the label (column {label}) is {largest:g} in all rows{rows}: there is nothing to tell apart")
+
+
+def _several(counts: dict[str, int], spellings: dict[str, dict[str, int]], label: str, rows: int, task: str) -> Classes:
     names = sorted(counts, key=counts.__getitem__, reverse=True)
     shown = ", ".join(f"{name} ({counts[name]:,} rows)" for name in names[:5]) + (", …" if len(names) > 5 else "")
     what = f"the label (column {label}) has the values {shown}"
@@ -70,10 +87,15 @@ def _several(counts: dict[str, int], spellings: dict[str, dict[str, int]], label
         raise DataError(f"{what}: the same words in capitals and without; declare its classes, or mend it")
     if len(names) > 2 and sum(counts[name] for name in names[:2]) >= (1 - STRAYS) * rows:
         raise DataError(f"{what}: two classes and stray values, or more classes? Declare them, or mend it")
-    if len(names) > MOST_CLASSES or (len(names) > 20 and rows < 10 * len(names)):
-        raise DataError(f"{what}, {len(names):,} different ones: a quantity, where fastcross needs classes")
-    if all(numbers) and len(names) > 20 and not all(float(name).is_integer() for name in names):
-        raise DataError(f"{what}, {len(names):,} different ones: a quantity, where fastcross needs classes")
+    if (
+        len(names) > MOST_CLASSES
+        or (len(names) > 20 and rows < 10 * len(names))
+        or (all(numbers) and len(names) > 20 and not all(float(name).is_integer() for name in names))
+    ):
+        if all(numbers) and task == "auto":
+            return QUANTITY
+        needed = "where classes are needed" if all(numbers) else "and no numbers, where classes are needed"
+        raise DataError(f"{what}, {len(names):,} different ones: a quantity, {needed}")
     ordered = sorted(names, key=float) if all(numbers) else sorted(names, key=lambda name: _commonest(spellings[name]))
     return _spelt(tuple(ordered), spellings)
 

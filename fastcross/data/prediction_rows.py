@@ -17,11 +17,13 @@ from fastcross.data.cache import Cache
 from fastcross.data.encoder import Encoder
 from fastcross.data.errors import DataError, Problems
 from fastcross.data.formats import get_format
+from fastcross.data.formats.table import Table
 from fastcross.data.inputs import Source, read_in_order, resolve_paths
+from fastcross.data.memory import PLACES, MemoryTable
 
 
 def read_for_prediction(
-    source: Source,
+    source: Source | pa.Table,
     encoder: Encoder | Cache | str | PathLike[str],
     *,
     batch_size: int = 4096,
@@ -30,7 +32,8 @@ def read_for_prediction(
     id_column: str | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> PredictionRows:
-    """Batches of the rows of `source`, in the format the encoder was fitted on, with labels if `labelled`.
+    """Batches of the rows of `source`: a table of Arrow, or files in the format the encoder was fitted on; with labels
+    if `labelled`.
 
     encoder: an Encoder, the folder of one, a cache, or the folder of one; id_column: a column to carry along, a feature
     or not; progress: a function of (stage, done, total), in bytes of the files.
@@ -55,7 +58,7 @@ class PredictionRows:
 
     def __init__(
         self,
-        source: Source,
+        source: Source | pa.Table,
         encoder: Encoder,
         batch_size: int,
         on_error: str,
@@ -65,7 +68,9 @@ class PredictionRows:
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1; got {batch_size}")
-        self.paths, self.encoder, self.batch_size = resolve_paths(source), encoder, batch_size
+        self.table = source if isinstance(source, pa.Table) else None
+        self.paths = [PLACES[0]] if isinstance(source, pa.Table) else resolve_paths(source)
+        self.encoder, self.batch_size = encoder, batch_size
         self.labelled, self.id_column, self.progress = labelled, id_column, progress
         self._reset(on_error)
 
@@ -88,18 +93,24 @@ class PredictionRows:
 
     def __iter__(self) -> Iterator[Batch]:
         self._reset(self.problems.on_error)
-        columns, format = self.encoder.columns, get_format(self.encoder.format)
-        total, before = sum(path.stat().st_size for path in self.paths), 0
-        for path in self.paths:
+        sizes = [self.table.nbytes] if self.table is not None else [path.stat().st_size for path in self.paths]
+        total, before = sum(sizes), 0
+        for path, size in zip(self.paths, sizes, strict=True):
             rows = self.rows
-            table = format.open_for_prediction(path, columns, self.labelled, self.id_column)
+            table = self._open(path)
             for block, read_bytes in read_in_order(table, path, self.problems):
                 yield from self._batches(block)
                 if self.progress:
                     self.progress("predict", before + read_bytes, total)
             if self.rows == rows:
                 raise DataError(f"{path}: no rows" + (f"; {self.problems}" if self.problems else ""))
-            before += path.stat().st_size
+            before += size
+
+    def _open(self, path: Path) -> Table:
+        columns = self.encoder.columns
+        if self.table is not None:
+            return MemoryTable.for_prediction(self.table, columns, self.labelled, self.id_column)
+        return get_format(self.encoder.format).open_for_prediction(path, columns, self.labelled, self.id_column)
 
     def _batches(self, block: Block) -> Iterator[Batch]:
         first = self.rows + len(self.skipped)
@@ -122,5 +133,5 @@ def _slice(batch: Batch, lo: int, hi: int) -> Batch:
         values = slice(first, int(bag.offsets[hi]) if hi < len(batch) else len(bag.values))
         weights = None if bag.weights is None else bag.weights[values]
         bags.append(Bag(bag.values[values], bag.offsets[lo:hi] - first, weights))
-    label = None if batch.label is None else batch.label[lo:hi]
-    return Batch(batch.dense[lo:hi], batch.categorical[lo:hi], tuple(bags), label)
+    of_rows = (None if column is None else column[lo:hi] for column in batch.beside)
+    return Batch(batch.dense[lo:hi], batch.categorical[lo:hi], tuple(bags), *of_rows)

@@ -31,18 +31,28 @@ def _lines(manifest: dict[str, Any]) -> Iterator[str]:
             names = [found["column"] for found in findings if found["kind"] == kind]
             yield f"{kind} columns ({len(names)}): {', '.join(names)}"
     label = manifest["label"]
-    totals = [sum(counts) for counts in zip(*label["rows"], strict=True)]
-    shown = [f"{name} is {i} ({n:,} rows)" for i, (name, n) in enumerate(zip(label["classes"], totals, strict=True))]
-    more = f", … {len(shown) - 10} more" if len(shown) > 10 else ""
-    yield f"label {label['column']}: {', '.join(shown[:10])}{more}"
+    if schema["task"] == "regression":
+        spread = f"mean {label['mean']:.6g}, standard deviation {label['deviation']:.6g} over the training rows"
+        yield f"label {label['column']}: a quantity (regression), {spread}"
+    else:
+        yield _classes(label)
+    if weight := manifest.get("weight"):
+        yield f"weight {weight['column']}: mean {weight['mean']:.6g} over the training rows"
     sizes_of_parts = ", ".join(f"{part} {manifest['sizes'][part]:,}" for part in PARTS)
     yield f"split {manifest['split']}; rows: {sizes_of_parts}"
     for found in findings:
         if found["warning"]:
             yield f"warning: column {found['column']} ({found['kind']}): {found['warning']}"
     for part, counts in zip(PARTS, label["rows"], strict=True):
-        if sum(counts) and sum(count > 0 for count in counts) < 2:
+        if len(counts) > 1 and sum(counts) and sum(count > 0 for count in counts) < 2:
             only = label["classes"][next(i for i, count in enumerate(counts) if count)]
             yield f"warning: every row of the {part} part has the label {only}: no AUC can be had from it"
     for message in manifest["skipped"]["truncated"]:
         yield f"warning: {message}"
+
+
+def _classes(label: dict[str, Any]) -> str:
+    totals = [sum(counts) for counts in zip(*label["rows"], strict=True)]
+    shown = [f"{name} is {i} ({n:,} rows)" for i, (name, n) in enumerate(zip(label["classes"], totals, strict=True))]
+    more = f", … {len(shown) - 10} more" if len(shown) > 10 else ""
+    return f"label {label['column']}: {', '.join(shown[:10])}{more}"

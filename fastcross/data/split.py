@@ -20,6 +20,7 @@ class Split:
       dealt at random to validation and test.
     - random: every row is dealt at random.
     - files: the rows of the last file are the test part; `fractions` divide the others at random.
+    - tables: of two tables in memory, the first trains and the second validates.
     """
 
     kind: str
@@ -56,6 +57,7 @@ class Split:
             f"{self.fractions[1]:.4g} validate and {self.fractions[2]:.4g} test, dealt at random",
             "random": f"at random: {shares}",
             "files": f"by files: the last file tests; of the others at random {shares}",
+            "tables": "as given: the table trains, that of eval_set validates",
         }
         return how[self.kind]
 
@@ -79,6 +81,8 @@ def assign_parts(
         others = rows - rows_of_files[-1]
         inner = Split("random", (train, validation, test))
         return np.concatenate([assign_parts(others, inner, seed), np.full(rows_of_files[-1], 2, np.uint8)])
+    if split.kind == "tables":
+        return np.repeat(np.arange(2, dtype=np.uint8), rows_of_files)
     first = round(rows * train)
     second = min(round(rows * validation), rows - first) if test > 0 else rows - first
     part = np.repeat(np.arange(3, dtype=np.uint8), [first, second, rows - first - second])

@@ -84,16 +84,19 @@ class Spool:
         self.dense_dtype = np.float64 if "standard" in columns.transforms else np.float32
         self.categorical = [CodedFiles(folder / f"categorical{i}") for i in range(len(columns.categories))]
         self.bags = [CodedFiles(folder / f"bag{i}") for i in range(len(columns.bags or ()))]
-        names = ("dense", "label", "codes", *(("time",) if columns.time else ()))
+        self.label_dtype = np.float64 if columns.is_regression else np.int32
+        optional = {"time": columns.time, "weight": columns.sample_weight, "group": columns.group}
+        names = ("dense", "label", "codes", *(name for name, column in optional.items() if column))
         self.files = {name: open(folder / name, "wb") for name in names}  # noqa: SIM115 - closed by close()
 
     def append(self, block: Block) -> None:
         assert block.label is not None
         self.rows.append(block.rows)
         self.files["dense"].write(np.ascontiguousarray(block.dense, self.dense_dtype).data)
-        self.files["label"].write(block.label.data)
-        if block.time is not None:
-            self.files["time"].write(np.ascontiguousarray(block.time).data)
+        self.files["label"].write(np.ascontiguousarray(block.label, self.label_dtype).data)
+        for name in ("time", "weight", "group"):
+            if (values := getattr(block, name)) is not None:
+                self.files[name].write(np.ascontiguousarray(values).data)
         for coded, files in zip(block.categorical, self.categorical, strict=True):
             self.files["codes"].write(np.ascontiguousarray(coded.codes).data)
             files.append(coded, codes_elsewhere=True)
@@ -118,7 +121,13 @@ class Spool:
         return flat.reshape(self.rows[block], width)
 
     def label(self, block: int) -> Array:
-        return self._read("label", np.int32, self.starts[block], self.rows[block])
+        return self._read("label", self.label_dtype, self.starts[block], self.rows[block])
+
+    def beside(self, block: int) -> dict[str, Array]:
+        """The weights and groups, as far as there are any."""
+        kinds = {"weight": np.float32, "group": np.int64}
+        found = {name: kind for name, kind in kinds.items() if name in self.files}
+        return {name: self._read(name, kind, self.starts[block], self.rows[block]) for name, kind in found.items()}
 
     def time(self) -> Array:
         """Of all rows."""

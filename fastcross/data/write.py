@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fastcross.data.arrays import ArrayWriter
+from fastcross.data.columns import Columns
 from fastcross.data.encoder import Standardisation
 from fastcross.data.parallel import map_in_order
 from fastcross.data.split import PARTS
@@ -30,6 +31,7 @@ def write_parts(
         for c, codes in enumerate(spool.codes(i)):
             categorical[:, c] = spool.categorical[c].ids(i)[codes]
         arrays = {"dense": standardise(spool.dense(i)), "categorical": categorical, "label": spool.label(i)}
+        arrays |= spool.beside(i)
         chosen = [part[rows] == p for p in range(len(PARTS))]
         encoded = [{name: a if mask.all() else a[mask] for name, a in arrays.items()} for mask in chosen]
         for c, files in enumerate(spool.bags):
@@ -71,8 +73,10 @@ def _writers(spool: Spool, part: Array, p: int, folder: Path, stack: ExitStack) 
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {
         "dense": ((n, len(columns.dense or ())), np.float32),
         "categorical": ((n, len(spool.categorical)), np.int32),
-        "label": ((n,), np.uint8 if len(columns.classes or ()) <= 256 else np.int32),
+        "label": ((n,), _label_dtype(columns)),
     }
+    shapes |= {"weight": ((n,), np.float32)} if columns.sample_weight else {}
+    shapes |= {"group": ((n,), np.int64)} if columns.group else {}
     for c, bag in enumerate(columns.bags or ()):
         values = sum(int(spool.bag(c, i, "counts")[part[rows] == p].sum()) for i, rows in spool.blocks())
         shapes[f"bag{c}.values"] = ((values,), np.int32)
@@ -86,3 +90,9 @@ def _writers(spool: Spool, part: Array, p: int, folder: Path, stack: ExitStack) 
         if name.endswith(".bounds"):
             writers[name].append(np.zeros(1, dtype))
     return writers
+
+
+def _label_dtype(columns: Columns) -> type:
+    if columns.is_regression:
+        return np.float64
+    return np.uint8 if len(columns.classes or ()) <= 256 else np.int32

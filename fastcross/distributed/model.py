@@ -48,8 +48,8 @@ class ShardedDCN(DistributedModelParallel):
         self.config, self.layers = model.config, layers
         self.dims = model.embedding.dims
 
-    def loss(self, logits: Tensor, label: Tensor) -> Tensor:
-        return self.module.loss(logits, label)
+    def loss(self, logits: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
+        return self.module.loss(logits, label, weight)
 
     def tables(self) -> list[ShardedTensor]:
         """As TorchRec holds them, as wide as fbgemm wants them."""

@@ -220,7 +220,7 @@ def _deep_part(model: DCN, logit: CrossLogit, batch: Batch, t: Tensor, output: i
     model.eval()
     try:
         with torch.no_grad():
-            z = model(batch.dense, batch.categorical, batch.bags).double()
+            z = model.unscaled(model(batch.dense, batch.categorical, batch.bags).double())
     finally:
         model.train(was_training)
     z = z if z.dim() == 1 else z[:, output]

@@ -31,7 +31,10 @@ class ModelConfig:
     embedding_dim: int | Sequence[int] | None = None  # n_e; None is the paper's 6 · cardinality^(1/4)
     bag_cardinalities: Sequence[int] = field(default=(), kw_only=True)  # ids of each multi-valued feature
     bag_pooling: str = field(default="mean", kw_only=True)  # or "sum"
-    num_outputs: int = field(default=1, kw_only=True)  # 1: click or not; C > 1: a class among C
+    num_outputs: int = field(default=1, kw_only=True)  # 1: click or not, or a quantity; C > 1: a class among C
+    regression: bool = field(default=False, kw_only=True)  # the output is a quantity, learned by its squared error
+    label_mean: float = field(default=0.0, kw_only=True)  # of that quantity, and its standard deviation: the model
+    label_deviation: float = field(default=1.0, kw_only=True)  # learns how many deviations from the mean it lies
     l2: float = field(default=0.0, kw_only=True)  # λ
     sparse_gradients: bool = field(default=True, kw_only=True)  # of the embedding tables
     backend: str = field(default="auto", kw_only=True)
@@ -40,6 +43,13 @@ class ModelConfig:
         check_types(self)
         if self.num_outputs < 1:
             raise ValueError(f"num_outputs must be at least 1; got {self.num_outputs}")
+        if self.regression and self.num_outputs != 1:
+            raise ValueError(f"regression has one output; got num_outputs = {self.num_outputs}")
+        if not (math.isfinite(self.label_mean) and 0 < self.label_deviation < math.inf):
+            raise ValueError(
+                "need a finite label_mean and a positive, finite label_deviation; "
+                f"got {self.label_mean} and {self.label_deviation}"
+            )
         if not 0 <= self.l2 < math.inf:
             raise ValueError(f"l2 must be at least 0; got {self.l2}")
         backends.check(self.backend)
@@ -97,19 +107,38 @@ class Model(nn.Module):
             return torch.zeros((), device=next(self.parameters()).device)
         return self.config.l2 * torch.stack([weight.square().sum() for weight in self.weights()]).sum()
 
-    def loss(self, logits: Tensor, label: Tensor) -> Tensor:
-        """Section 2.4: the mean log loss over the batch, and λ Σ_l ‖w_l‖²."""
-        if label.shape != logits.shape[:1]:
-            raise ValueError(f"label must be ({logits.shape[0]},), as logits; got {tuple(label.shape)}")
-        if self.config.num_outputs == 1:
-            log_loss = F.binary_cross_entropy_with_logits(logits, label.to(logits.dtype))
+    def loss(self, logits: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Section 2.4: the mean log loss over the batch, and λ Σ_l ‖w_l‖².
+
+        For regression the mean of ((y - ŷ) / deviation of the label)². With (B,) weights the mean of w_i times the
+        loss of row i: whoever wants the loss in its usual size divides the weights by their mean first.
+        """
+        for name, value in (("label", label), ("weight", weight)):
+            if value is not None and value.shape != logits.shape[:1]:
+                raise ValueError(f"{name} must be ({logits.shape[0]},), as logits; got {tuple(value.shape)}")
+        reduction = "mean" if weight is None else "none"
+        if self.config.regression:
+            target = ((label - self.config.label_mean) / self.config.label_deviation).to(logits.dtype)
+            loss = F.mse_loss(self.unscaled(logits), target, reduction=reduction)
+        elif self.config.num_outputs == 1:
+            loss = F.binary_cross_entropy_with_logits(logits, label.to(logits.dtype), reduction=reduction)
         else:
-            log_loss = F.cross_entropy(logits, label.long())
-        return log_loss + self.regularization() if self.config.l2 else log_loss
+            loss = F.cross_entropy(logits, label.long(), reduction=reduction)
+        if weight is not None:
+            loss = (loss * weight.to(loss.dtype)).mean()
+        return loss + self.regularization() if self.config.l2 else loss
+
+    def unscaled(self, outputs: Tensor) -> Tensor:
+        """What the last layer said: for regression, in standard deviations of the label from its mean."""
+        return (outputs - self.config.label_mean) / self.config.label_deviation if self.config.regression else outputs
 
     def _squeeze(self, z: Tensor) -> Tensor:
-        """(B, C) -> (B,) for one output."""
-        return z.squeeze(1) if self.config.num_outputs == 1 else z
+        """(B, C) -> (B,) for one output; a quantity in its own unit."""
+        z = z.squeeze(1) if self.config.num_outputs == 1 else z
+        if not self.config.regression:
+            return z
+        z = z.to(torch.promote_types(z.dtype, torch.float32))  # autocast's bfloat16 would round the sum
+        return z * self.config.label_deviation + self.config.label_mean
 
 
 def embedding_layer(config: ModelConfig) -> EmbeddingStack:

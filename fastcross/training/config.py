@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 SCHEDULES = ("constant", "plateau", "cosine")
@@ -10,6 +11,15 @@ OPTIMIZERS = ("adam", "sgd")
 EMBEDDINGS = ("auto", "fastcross", "fbgemm")  # whose tables: fastcross's, or fbgemm's through TorchRec
 SHARDINGS = ("auto", "table", "row", "column")  # how TorchRec divides tables: "auto" is left to its planner
 PLATEAU_FACTOR = 0.3
+
+# For each task, which way is better; calibration, best at 1, has no direction. gauc needs groups.
+BETTER: dict[str, dict[str, Callable[..., float]]] = {
+    "binary": {"logloss": min, "auc": max, "gauc": max, "accuracy": max, "ece": min},
+    "multiclass": {"logloss": min, "accuracy": max, "ece": min},
+    "regression": {"rmse": min, "mae": min, "r2": max},
+}
+MONITORED = {"binary": "logloss", "multiclass": "logloss", "regression": "rmse"}  # unless another one is asked for
+METRICS = tuple(dict.fromkeys(name for names in BETTER.values() for name in names))
 
 GENERATED_ROWS = 300_000  # of the click log that is generated where no data is given
 # Small enough to find the crosses of the generated log on two cores within a minute or two.
@@ -23,9 +33,12 @@ class TrainingConfig:
 
     Args:
         schedule: of the learning rate, after ``warmup_steps`` of linear warm-up: "constant", "plateau" (times 0.3 at
-            each evaluation without a better validation logloss) or "cosine" (down to 0 at the last step).
+            each evaluation without a better validation metric) or "cosine" (down to 0 at the last step).
         evaluate_every: steps between evaluations; None for once per epoch.
-        patience: stop after this many evaluations in a row without a better validation logloss; 0 for never.
+        patience: stop after this many evaluations in a row without a better validation metric; 0 for never.
+        monitor: the metric that tells which evaluation was the best, one of BETTER for the task; None for the logloss,
+            or the RMSE of a regression.
+        positive_weight: how much the loss of a positive row counts, of a binary label.
         clip_norm: largest norm of all gradients together; 0 for no clipping.
         max_loss: a training loss above this counts as exploded.
         bf16: autocast to bfloat16; None for where the device gains from it.
@@ -42,6 +55,8 @@ class TrainingConfig:
     clip_norm: float = 100.0
     evaluate_every: int | None = None
     patience: int = 3
+    monitor: str | None = None
+    positive_weight: float = 1.0
     max_loss: float = 1e3
     bf16: bool | None = None
     checkpoint_seconds: float = 60.0
@@ -50,8 +65,8 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for entry in fields(self):
             _check_type(entry.name, getattr(self, entry.name), str(entry.type))
-        for name, known in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS)):
-            if (value := getattr(self, name)) not in known:
+        for name, known in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS), ("monitor", METRICS)):
+            if (value := getattr(self, name)) is not None and value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}")
         if not 0 < self.lr < math.inf:
             raise ValueError(f"lr must be positive and finite; got {self.lr}")
@@ -61,6 +76,8 @@ class TrainingConfig:
         for name in ("warmup_steps", "clip_norm", "patience", "checkpoint_seconds", "seed"):
             if not (value := getattr(self, name)) >= 0:
                 raise ValueError(f"{name} must not be negative; got {value}")
+        if not 0 < self.positive_weight < math.inf:
+            raise ValueError(f"positive_weight must be positive and finite; got {self.positive_weight}")
         if not self.max_loss > 0:
             raise ValueError(f"max_loss must be positive; got {self.max_loss}")
         if self.seed >= 1 << 63:
@@ -73,6 +90,7 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
     "int | None": ((int, type(None)), "a whole number or None"),
     "float": ((int, float), "a number"),
     "str": ((str,), "a text"),
+    "str | None": ((str, type(None)), "a text or None"),
     "bool | None": ((bool, type(None)), "True, False or None"),
 }
 

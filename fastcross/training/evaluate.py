@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +21,24 @@ def gains_from_bf16(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
-def predict_batches(
-    model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Logits of each batch, and its labels if it has them, on the CPU; leaves the model's mode as it was."""
+class Predicted(NamedTuple):
+    """The model's outputs for rows, and what stands beside them as far as it is known, all on the CPU."""
+
+    logits: Tensor  # or, for regression, predictions
+    label: Tensor | None
+    weight: Tensor | None = None
+    group: Tensor | None = None
+
+    def summarise(self, *, regression: bool) -> dict[str, float]:
+        """The metrics of these rows."""
+        assert self.label is not None, "rows without labels have no metrics"
+        others = {"weight": self.weight, "group": self.group, "regression": regression or None}
+        given: dict[str, Any] = {name: value for name, value in others.items() if value is not None}
+        return metrics.summarise(self.logits, self.label, **given)
+
+
+def predict_batches(model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False) -> Iterator[Predicted]:
+    """The outputs for each batch; leaves the model's mode as it was."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -32,7 +47,7 @@ def predict_batches(
             batch = batch.to(device, non_blocking=True)
             with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 logits = model(batch.dense, batch.categorical, batch.bags).float().cpu()
-            yield logits, None if batch.label is None else batch.label.cpu()
+            yield Predicted(logits, *(None if column is None else column.cpu() for column in batch.beside))
     finally:
         model.train(was_training)
 
@@ -41,16 +56,23 @@ def predict_logits(
     model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False, progress: Progress | None = None
 ) -> tuple[Tensor, Tensor | None]:
     """Logits of all rows, and their labels if the batches have them; progress is told the rows of each batch."""
-    logits, labels = [], []
-    for found, label in predict_batches(model, batches, bf16=bf16):
-        logits.append(found)
-        if label is not None:
-            labels.append(label)
+    found = predict_rows(model, batches, bf16=bf16, progress=progress)
+    return found.logits, found.label
+
+
+def predict_rows(
+    model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False, progress: Progress | None = None
+) -> Predicted:
+    """The outputs for all rows, and what stands beside them."""
+    found = []
+    for predicted in predict_batches(model, batches, bf16=bf16):
+        found.append(predicted)
         if progress:
-            progress(len(found))
-    if not logits:
+            progress(len(predicted.logits))
+    if not found:
         raise ValueError("nothing to predict: the data has 0 rows")
-    return torch.cat(logits), torch.cat(labels) if labels else None
+    columns = zip(*found, strict=True)
+    return Predicted(*(None if column[0] is None else torch.cat(column) for column in columns))  # type: ignore[arg-type]
 
 
 def evaluate(
@@ -69,12 +91,12 @@ def evaluate(
     if not cache.sizes.get(part):
         raise ValueError(f"the cache {cache.path} has no rows in part {part!r}; its sizes are {cache.sizes}")
     batches = cache.batches(part, BATCH_SIZE, rank=processes.rank, world_size=processes.size)
-    logits, label = predict_logits(model, batches, bf16=bf16, progress=progress)
-    assert label is not None, "a cache holds labels"
-    logits, label = processes.gather(logits), processes.gather(label)
+    rows = predict_rows(model, batches, bf16=bf16, progress=progress)
+    rows = Predicted(*(None if column is None else processes.gather(column) for column in rows))  # type: ignore[arg-type]
+    logits = rows.logits
     if not logits.isfinite().all():
         raise NotFiniteError(
             f"{int((~logits.isfinite()).sum())} of {logits.numel()} predictions on {part} are not finite"
         )
-    found = metrics.summarise(logits, label) if processes.rank == 0 else {}
+    found = rows.summarise(regression=cache.schema.task == "regression") if processes.rank == 0 else {}
     return processes.share({name: value for name, value in found.items() if math.isfinite(value)})

@@ -194,7 +194,7 @@ class Experiment:
         try:
             torch.manual_seed(self.training.seed)
             with torch.device("meta" if self.sharding else "cpu"):
-                model = build(self.model, self.options, cache.schema)
+                model = build(self.model, self.options, cache.schema, cache.label_scale)
             header = {
                 "fastcross": __version__,
                 "kind": self.model,

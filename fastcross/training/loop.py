@@ -1,4 +1,4 @@
-"""The training loop of section 4.2: Adam, batch 512, gradient clip norm 100, early stopping on validation logloss.
+"""The training loop of section 4.2: Adam, batch 512, gradient clip norm 100, early stopping on a validation metric.
 
 The state of a run is its step number, the model, the optimiser, the random generators and the history so far; the order
 of the batches follows from (seed, epoch). So a run that was killed continues from its last checkpoint bit for bit.
@@ -21,6 +21,7 @@ from fastcross.training.config import TrainingConfig, learning_rate
 from fastcross.training.dataset import Show, check_labels
 from fastcross.training.divergence import DivergenceCheck
 from fastcross.training.evaluate import evaluate, gains_from_bf16
+from fastcross.training.monitor import choose_monitor, row_weights
 from fastcross.training.processes import ALONE, Processes
 from fastcross.training.run_folder import History, Run
 from fastcross.training.signals import stop_signals
@@ -77,12 +78,14 @@ class Trainer:
         if self.rows_per_step < 2 and any(isinstance(module, nn.BatchNorm1d) for module in model.modules()):
             raise ValueError(f"batch normalisation needs 2 rows in a batch; got {self.rows_per_step}")
         check_labels(cache, show)
+        self.monitor = choose_monitor(cache, config)
         self.steps_per_epoch = cache.num_batches("train", config.batch_size, drop_last=self.drop_last)
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or sys.maxsize)
         self.evaluate_every = config.evaluate_every or self.steps_per_epoch
 
         self.step = 0
-        self.best_step, self.best_logloss = 0, math.inf
+        self.best_step = 0
+        self.best: float | None = None  # value of the monitored metric
         self.stale = 0  # evaluations since the best one
         self.decays = 0
         self.seconds = 0.0  # of training: batches and steps, without evaluations and checkpoints
@@ -141,7 +144,7 @@ class Trainer:
         assert batch.label is not None
         # The mean over the ranks of their losses, so weighted, is the mean over the rows of the whole batch.
         weight = len(batch) * self.processes.size / self.rows_per_step
-        loss = weight * self.model.loss(logits.float(), batch.label)
+        loss = weight * self.model.loss(logits.float(), batch.label, row_weights(batch, self.cache, self.config))
         self.optimizer.zero_grad()
         loss.backward()
         norm = self.optimizer.clip_grad_norm(self.config.clip_norm or math.inf)
@@ -163,16 +166,17 @@ class Trainer:
             found = evaluate(self.model, self.cache, "validation", bf16=self.bf16, processes=self.processes)
             row |= {f"validation_{name}": value for name, value in found.items()}
         self.history.append(row)
-        logloss = row.get("validation_logloss", -math.inf)
-        if logloss < self.best_logloss or math.isinf(logloss):
-            self.best_step, self.best_logloss, self.stale = self.step, logloss, 0
+        found_value = row.get(f"validation_{self.monitor.name}")
+        if found_value is None or self.monitor.is_better(found_value, self.best):  # without validation the last is best
+            self.best_step, self.best, self.stale = self.step, found_value, 0
             self._keep_best(row)
         else:
             self.stale += 1
             self.decays += self.config.schedule == "plateau"
         if self.run:
             self.run.write_history(self.history)
-        shown = ("train_loss", "validation_logloss", "validation_auc", "validation_accuracy")
+        always = ("logloss", "auc", "accuracy", "rmse", "mae", "r2")
+        shown = dict.fromkeys(("train_loss", *(f"validation_{name}" for name in (*always, self.monitor.name))))
         line = ", ".join(f"{name.replace('_', ' ')} {row[name]:.4f}" for name in shown if name in row)
         if self.show:
             with bar.external_write_mode():
@@ -234,7 +238,7 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in _COUNTERS:
-            setattr(self, name, state[name])
+            setattr(self, name, state["best_logloss" if name == "best" and "best" not in state else name])
         self.divergence.loss_sum, self.divergence.loss_count = state["loss"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -249,4 +253,4 @@ class Trainer:
         return tqdm(total=total, initial=done, unit=" rows", unit_scale=True, dynamic_ncols=True, disable=quiet)
 
 
-_COUNTERS = ("step", "best_step", "best_logloss", "stale", "decays", "seconds", "history")
+_COUNTERS = ("step", "best_step", "best", "stale", "decays", "seconds", "history")

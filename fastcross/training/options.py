@@ -8,23 +8,36 @@ from fastcross.batch import Schema
 from fastcross.models import MODELS
 from fastcross.models.base import Model
 
+OF_DATA = (
+    "cardinalities",
+    "num_dense",
+    "bag_cardinalities",
+    "num_outputs",
+    "regression",
+    "label_mean",
+    "label_deviation",
+)
+
 
 def model_options(name: str) -> tuple[str, ...]:
     """The options that a model takes beside what follows from the data."""
     if name not in MODELS:
         raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
-    of_data = {"cardinalities", "num_dense", "bag_cardinalities", "num_outputs"}
-    return tuple(entry.name for entry in fields(MODELS[name].Config) if entry.name not in of_data)
+    return tuple(entry.name for entry in fields(MODELS[name].Config) if entry.name not in OF_DATA)
 
 
-def build(name: str, options: Mapping[str, Any], schema: Schema) -> Model:
-    """The model for data with these columns."""
-    features = {
+def build(
+    name: str, options: Mapping[str, Any], schema: Schema, label_scale: tuple[float, float] = (0.0, 1.0)
+) -> Model:
+    """The model for data with these columns; label_scale: mean and standard deviation of a label that is a quantity."""
+    features: dict[str, Any] = {
         "cardinalities": schema.cardinalities,
         "num_dense": len(schema.dense_names),
         "bag_cardinalities": schema.bag_cardinalities,
         "num_outputs": schema.num_outputs,
     }
+    if schema.task == "regression":
+        features |= {"regression": True, "label_mean": label_scale[0], "label_deviation": label_scale[1]}
     return MODELS[name].from_config({**features, **resolve_options(options, schema)})
 
 

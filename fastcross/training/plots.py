@@ -18,7 +18,8 @@ def draw_curves(histories: Mapping[str, History], optimum: float | None = None) 
 
 
 def curves(histories: Mapping[str, History], optimum: float | None = None) -> "Figure":
-    """Logloss (left) and AUC or accuracy (right) over the steps, one colour per entry of ``histories``.
+    """Logloss (left) and AUC or accuracy (right) over the steps, one colour per entry of ``histories``; of a regression
+    the training loss, in variances of the label, and the RMSE.
 
     The legend stands below both, where no curve can run behind it.
     """
@@ -27,7 +28,7 @@ def curves(histories: Mapping[str, History], optimum: float | None = None) -> "F
 
     figure = Figure(figsize=(10, 4.4), layout="constrained")
     first = next(iter(histories.values()))[0]
-    score = next((name for name in ("validation_auc", "validation_accuracy") if name in first), "")
+    score = next((name for name in ("validation_auc", "validation_accuracy", "validation_rmse") if name in first), "")
     left, *others = figure.subplots(1, 2 if score else 1, squeeze=False)[0]
     training: dict[str, Any] = {"alpha": 0.4}
     validation: dict[str, Any] = {"marker": "."}
@@ -45,12 +46,12 @@ def curves(histories: Mapping[str, History], optimum: float | None = None) -> "F
             entries.append(Line2D([], [], color=colour, label=name))
     colour = "grey" if entries else "C0"
     entries.append(Line2D([], [], color=colour, label="training", **training))
-    if "validation_logloss" in first:
+    if score:
         entries.append(Line2D([], [], color=colour, label="validation", **validation))
     if optimum is not None:
         left.axhline(optimum, **best)
         entries.append(Line2D([], [], label="Bayes optimum", **best))
-    left.set(xlabel="step", ylabel="logloss")
+    left.set(xlabel="step", ylabel="squared error" if score == "validation_rmse" else "logloss")
     for right in others:
         right.set(xlabel="step", ylabel=score.replace("_", " "))
     figure.legend(handles=entries, loc="outside lower center", ncols=5, frameon=False)
