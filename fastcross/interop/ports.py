@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from fastcross.data.encoder import Encoder
 
+PREDICTION = "prediction"  # of a quantity
+
 
 @dataclass(frozen=True)
 class Port:
@@ -34,6 +36,8 @@ def encoded_inputs(encoder: Encoder) -> list[Port]:
 
 def encoded_output(encoder: Encoder) -> Port:
     classes = encoder.classes
+    if not classes:
+        return Port(PREDICTION, "float", "(batch,)", f"of {encoder.columns.label}, a quantity")
     if len(classes) == 2:
         return Port("logit", "float", "(batch,)", f"sigmoid of it is the probability of the class {classes[1]}")
     return Port("logits", "float", f"(batch, {len(classes)})", f"softmax of them: the classes {', '.join(classes)}")

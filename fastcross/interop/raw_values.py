@@ -11,7 +11,7 @@ from fastcross._version import __version__
 from fastcross.data.encoder import Encoder
 from fastcross.data.vocabulary import Vocabulary
 from fastcross.interop.onnx_encoder import OUTPUT, PREFIX, OnnxEncoder
-from fastcross.interop.ports import Port
+from fastcross.interop.ports import PREDICTION, Port, encoded_output
 
 LARGEST_TEXTS = 2**30  # bytes of all vocabularies: they must lie in the protobuf, which holds 2 GiB
 INSTEAD = "--encoded exports the graph that takes ids, with the encoder beside it"
@@ -79,13 +79,17 @@ def describe(encoder: Encoder, inputs: list[Port]) -> dict[str, str]:
 def _give_probabilities(graph: ir.Graph, encoder: Encoder) -> Port:
     (logits,) = graph.outputs
     classes = encoder.classes
-    binary = len(classes) == 2
-    shape: list[Any] = ["batch"] if binary else ["batch", len(classes)]
-    output = ir.Value(name=OUTPUT, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT))
-    kind, attributes = ("Sigmoid", {}) if binary else ("Softmax", {"axis": 1})
+    quantity, binary = not classes, len(classes) == 2
+    shape: list[Any] = ["batch"] if quantity or binary else ["batch", len(classes)]
+    output = ir.Value(
+        name=PREDICTION if quantity else OUTPUT, shape=ir.Shape(shape), type=ir.TensorType(ir.DataType.FLOAT)
+    )
+    kind, attributes = ("Identity" if quantity else "Sigmoid", {}) if quantity or binary else ("Softmax", {"axis": 1})
     graph.append(ir.node(kind, [logits], attributes, outputs=[output]))
     graph.outputs.clear()
     graph.outputs.append(output)
+    if quantity:
+        return encoded_output(encoder)
     if binary:
         return Port(OUTPUT, "float", "(batch,)", f"of the class {classes[1]}")
     return Port(OUTPUT, "float", f"(batch, {len(classes)})", f"of the classes {', '.join(classes)}")
