@@ -1,0 +1,50 @@
+"""Raw rows to the arrays of an exported graph that takes ids, from model.encoder/; needs numpy and pyarrow alone."""
+
+import hashlib
+import json
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+
+def load(folder: str) -> tuple[dict, dict]:
+    about = json.loads((Path(folder) / "encoder.json").read_bytes())
+    files, stated = {name: (Path(folder) / name).read_bytes() for name in about["files"]}, about.pop("sha256")
+    sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    if sums != about["files"] or stated != hashlib.sha256(json.dumps(about, indent=1).encode()).hexdigest():
+        raise ValueError(f"{folder} is damaged")
+    return about, {name[:-6]: pa.ipc.open_file(data).read_all()["value"] for name, data in files.items()}
+
+
+def hashed(text: str, buckets: int) -> int:
+    h = reduce(lambda h, byte: (h ^ byte) * 0x100000001B3 % 2**64, text.encode(), 0xCBF29CE484222325)
+    return (h ^ h >> 32) % buckets + 1
+
+
+def encode(about: dict, texts: dict, rows: pa.Table) -> dict[str, np.ndarray]:
+    """Of numbers, texts, texts with separators, and date-times, by the columns' names; null is a missing value."""
+    columns, buckets, scaling = about["columns"], about["hash_buckets"], about["standardisation"]
+
+    def ids(name: str, values: pa.Array) -> np.ndarray:
+        if buckets:
+            return np.array([0 if text is None else hashed(text, buckets) for text in values.to_pylist()], np.int64)
+        return pc.fill_null(pc.index_in(values, value_set=texts[name]), -1).to_numpy().astype(np.int64) + 1
+
+    x = np.array([rows[name].to_numpy() for name in columns["dense"]], float).reshape(-1, len(rows)).T
+    x = np.where(np.array(columns["transform"]) == "log", np.copysign(np.log1p(np.abs(x)), x), x)
+    x = ((x - scaling["mean"]) * scaling["scale"]).astype(np.float32)
+    parts = [rows[name] for name in columns["categorical"]]
+    for time in (rows[name] for name in columns["datetimes"] or ()):
+        parts += [pc.cast(pc.hour(time), pa.string()), pc.strftime(time, "%A", locale="C")]
+    found = np.array([ids(f"categorical{i}", part) for i, part in enumerate(parts)], np.int64)
+    arrays = {"dense": np.nan_to_num(x, nan=0.0), "categorical": found.reshape(-1, len(rows)).T}
+    for i, name in enumerate(columns["bags"] or ()):
+        separator = columns["separators"].get(name, columns["separator"])
+        bag, *weights = (pc.split_pattern(rows[n], separator) for n in (name, columns["weights"].get(name)) if n)
+        counts = pc.fill_null(pc.list_value_length(bag), 0).to_numpy().astype(np.int64)
+        arrays |= {f"bags_{i}_0": ids(f"bag{i}", pc.list_flatten(bag)), f"bags_{i}_1": counts.cumsum() - counts}
+        arrays |= {f"bags_{i}_2": pc.cast(pc.list_flatten(w), pa.float32()).to_numpy() for w in weights}
+    return arrays
