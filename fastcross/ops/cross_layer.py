@@ -26,19 +26,27 @@ def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = Non
     Returns:
         (..., d) in the dtype of ``x0``. Sums run in float32 for half precision, under autocast too.
     """
-    usual = internals.are_alike(bias, x0, x, weight) and checks.fits_layer(x0, x, weight, bias)
-    if not usual:
+    operands = (x0, x, weight) if bias is None else (x0, x, weight, bias)
+    if (usual := _forward.find(backend, operands)) is not None:
+        if usual.differentiates:
+            return _apply(x0, x, weight, bias, usual.backend, usual.launch)
+        return usual.launch(x0, x, weight, bias)
+    fits = internals.are_alike(bias, x0, x, weight) and checks.fits_layer(x0, x, weight, bias)
+    if not fits:
         checks.check_layer(x0, x, weight, bias)
-    backend, direct = dispatch.choose(backend, usual, x0, x, weight, bias)
-    if backend == "torch":
+    chosen, direct = dispatch.choose(backend, fits, x0, x, weight, bias)
+    if chosen == "torch":
         return closed_form.cross_layer(x0, x, weight, bias)
-    if backend == "reference":
+    if chosen == "reference":
         return reference.cross_layer(x0, x, weight, bias)
-    rows, x_rows = as_rows(x0), as_rows(x)
-    if dispatch.differentiates(x0, x, weight, bias):
-        y = (_apply if direct else CrossLayerFunction.apply)(rows, x_rows, weight, bias, backend, direct)
+    rows, x_rows, differentiates = as_rows(x0), as_rows(x), dispatch.differentiates(x0, x, weight, bias)
+    if direct and rows is x0 and x_rows is x:
+        _forward.keep(backend, operands, (x0, x, weight, bias), chosen, differentiates)
+    if differentiates:
+        launch = dispatch.directly(cross_layer_fwd, chosen) if direct else None
+        y = (_apply if direct else CrossLayerFunction.apply)(rows, x_rows, weight, bias, chosen, launch)
     else:
-        y = cross_layer_fwd(rows, x_rows, weight, bias, backend, direct=direct)
+        y = cross_layer_fwd(rows, x_rows, weight, bias, chosen, direct=direct)
     return y if x0.dim() == 2 else y.view(x0.shape)
 
 
@@ -46,22 +54,30 @@ class CrossLayerFunction(torch.autograd.Function):
     """(x0, x, w, b) -> y; backward of g: ds = g·x0, dx0 = s g, dx = g + ds w, dw = Σ ds x, db = Σ g."""
 
     @staticmethod
-    def forward(ctx: Any, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str, direct: bool) -> Tensor:
+    def forward(
+        ctx: Any, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str, launch: dispatch.Launch | None
+    ) -> Tensor:
         ctx.save_for_backward(x0, x, w, b)
-        ctx.backend, ctx.direct = backend, direct
-        return cross_layer_fwd(x0, x, w, b, backend, direct=direct)
+        ctx.backend, ctx.direct = backend, launch is not None
+        return cross_layer_fwd(x0, x, w, b, backend, direct=False) if launch is None else launch(x0, x, w, b)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x0, x, w, b = ctx.saved_tensors
+        (x0, x, w, b), needs, backend = ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.backend
+        operands = (dy, x0, x, w) if b is None else (dy, x0, x, w, b)
+        if ctx.direct and (usual := _backward.find((needs, backend), operands)) is not None:
+            return *usual.launch(dy, x0, x, w, b), None, None
         in_closed_form, direct = dispatch.choose_backward(ctx.direct, dy)
         if in_closed_form:
             return *dispatch.closed_form_vjp(closed_form.cross_layer, (x0, x, w, b), dy), None, None
-        needs = ctx.needs_input_grad[:4]
-        grads = cross_layer_bwd(as_rows(dy), as_rows(x0), as_rows(x), w, b, needs, ctx.backend, direct=direct)
+        rows = as_rows(dy), as_rows(x0), as_rows(x)
+        if direct and all(t is row for t, row in zip((dy, x0, x), rows, strict=True)):
+            _backward.keep((needs, backend), operands, (dy, x0, x, w, b, needs), backend, False)
+        grads = cross_layer_bwd(*rows, w, b, needs, backend, direct=direct)
         return *dispatch.needed_only(grads, needs), None, None
 
 
+_forward, _backward = (dispatch.Calls("cross_layer", f"cross_layer_{way}") for way in ("fwd", "bwd"))
 _apply = internals.direct_apply(CrossLayerFunction)
 
 

@@ -26,20 +26,28 @@ def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor, 
     Returns:
         (..., C) in the dtype of ``x0``.
     """
-    usual = internals.are_alike(bias, x0, weight, head) and checks.fits_network(x0, weight, bias, head)
-    if not usual:
+    operands = (x0, weight, head) if bias is None else (x0, weight, head, bias)
+    if (usual := _forward.find(backend, operands)) is not None:
+        if usual.differentiates:
+            return _apply(x0, weight, bias, head, usual.backend, usual.launch)
+        return usual.launch(x0, weight, bias, head)[0]
+    fits = internals.are_alike(bias, x0, weight, head) and checks.fits_network(x0, weight, bias, head)
+    if not fits:
         checks.check_network(x0, weight, bias)
         checks.check_head(head, x0)
-    backend, direct = dispatch.choose(backend, usual, x0, weight, bias, head)
-    if backend == "torch":
+    chosen, direct = dispatch.choose(backend, fits, x0, weight, bias, head)
+    if chosen == "torch":
         return closed_form.cross_logits(x0, weight, bias, head)
-    if backend == "reference":
+    if chosen == "reference":
         return reference.cross_logits(x0, weight, bias, head)
-    rows = as_rows(x0)
-    if dispatch.differentiates(x0, weight, bias, head):
-        z = (_apply if direct else CrossLogitsFunction.apply)(rows, weight, bias, head, backend, direct)
+    rows, differentiates = as_rows(x0), dispatch.differentiates(x0, weight, bias, head)
+    if direct and rows is x0:
+        _forward.keep(backend, operands, (x0, weight, bias, head, differentiates), chosen, differentiates)
+    if differentiates:
+        launch = dispatch.directly(cross_logits_fwd, True, chosen) if direct else None
+        z = (_apply if direct else CrossLogitsFunction.apply)(rows, weight, bias, head, chosen, launch)
     else:
-        z, _ = cross_logits_fwd(rows, weight, bias, head, False, backend, direct=direct)
+        z, _ = cross_logits_fwd(rows, weight, bias, head, False, chosen, direct=direct)
     return z if x0.dim() == 2 else z.view(*x0.shape[:-1], head.shape[0])
 
 
@@ -47,23 +55,30 @@ class CrossLogitsFunction(torch.autograd.Function):
     """(x0, w, b, v) -> z; p is kept, followed by q."""
 
     @staticmethod
-    def forward(ctx: Any, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, backend: str, direct: bool) -> Tensor:
-        z, p = cross_logits_fwd(x0, w, b, v, True, backend, direct=direct)
+    def forward(
+        ctx: Any, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, backend: str, launch: dispatch.Launch | None
+    ) -> Tensor:
+        z, p = cross_logits_fwd(x0, w, b, v, True, backend, direct=False) if launch is None else launch(x0, w, b, v)
         ctx.save_for_backward(x0, w, b, v, p)
-        ctx.backend, ctx.direct = backend, direct
+        ctx.backend, ctx.direct = backend, launch is not None
         return z
 
     @staticmethod
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
-        x0, w, b, v, p = ctx.saved_tensors
+        (x0, w, b, v, p), needs, backend = ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.backend
+        operands = (dz, x0, w, v, p) if b is None else (dz, x0, w, v, p, b)
+        if ctx.direct and (usual := _backward.find((needs, backend), operands)) is not None:
+            return *usual.launch(dz, x0, w, b, v, p), None, None
         in_closed_form, direct = dispatch.choose_backward(ctx.direct, dz)
         if in_closed_form:
             return *dispatch.closed_form_vjp(closed_form.cross_logits, (x0, w, b, v), dz), None, None
-        needs = ctx.needs_input_grad[:4]
-        grads = cross_logits_bwd(as_rows(dz), as_rows(x0), w, b, v, p, needs, ctx.backend, direct=direct)
+        if direct and as_rows(dz) is dz and as_rows(x0) is x0:
+            _backward.keep((needs, backend), operands, (dz, x0, w, b, v, p, needs), backend, False)
+        grads = cross_logits_bwd(as_rows(dz), as_rows(x0), w, b, v, p, needs, backend, direct=direct)
         return *dispatch.needed_only(grads, needs), None, None
 
 
+_forward, _backward = (dispatch.Calls("cross_logits", f"cross_logits_{way}") for way in ("fwd", "bwd"))
 _apply = internals.direct_apply(CrossLogitsFunction)
 
 

@@ -25,19 +25,27 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, bac
     Returns:
         (..., d) in the dtype of ``x0``.
     """
-    usual = internals.are_alike(bias, x0, weight) and checks.fits_network(x0, weight, bias)
-    if not usual:
+    operands = (x0, weight) if bias is None else (x0, weight, bias)
+    if (usual := _forward.find(backend, operands)) is not None:
+        if usual.differentiates:
+            return _apply(x0, weight, bias, usual.backend, usual.launch)
+        return usual.launch(x0, weight, bias)[0]
+    fits = internals.are_alike(bias, x0, weight) and checks.fits_network(x0, weight, bias)
+    if not fits:
         checks.check_network(x0, weight, bias)
-    backend, direct = dispatch.choose(backend, usual, x0, weight, bias)
-    if backend == "torch":
+    chosen, direct = dispatch.choose(backend, fits, x0, weight, bias)
+    if chosen == "torch":
         return closed_form.cross_network(x0, weight, bias)
-    if backend == "reference":
+    if chosen == "reference":
         return reference.cross_network(x0, weight, bias)
-    rows = as_rows(x0)
-    if dispatch.differentiates(x0, weight, bias):
-        y = (_apply if direct else CrossNetworkFunction.apply)(rows, weight, bias, backend, direct)
+    rows, differentiates = as_rows(x0), dispatch.differentiates(x0, weight, bias)
+    if direct and rows is x0:
+        _forward.keep(backend, operands, (x0, weight, bias, differentiates), chosen, differentiates)
+    if differentiates:
+        launch = dispatch.directly(cross_network_fwd, True, chosen) if direct else None
+        y = (_apply if direct else CrossNetworkFunction.apply)(rows, weight, bias, chosen, launch)
     else:
-        y, _ = cross_network_fwd(rows, weight, bias, False, backend, direct=direct)
+        y, _ = cross_network_fwd(rows, weight, bias, False, chosen, direct=direct)
     return y if x0.dim() == 2 else y.view(x0.shape)
 
 
@@ -45,23 +53,30 @@ class CrossNetworkFunction(torch.autograd.Function):
     """(x0, w, b) -> y; p is kept."""
 
     @staticmethod
-    def forward(ctx: Any, x0: Tensor, w: Tensor, b: Tensor | None, backend: str, direct: bool) -> Tensor:
-        y, p = cross_network_fwd(x0, w, b, True, backend, direct=direct)
+    def forward(
+        ctx: Any, x0: Tensor, w: Tensor, b: Tensor | None, backend: str, launch: dispatch.Launch | None
+    ) -> Tensor:
+        y, p = cross_network_fwd(x0, w, b, True, backend, direct=False) if launch is None else launch(x0, w, b)
         ctx.save_for_backward(x0, w, b, p)
-        ctx.backend, ctx.direct = backend, direct
+        ctx.backend, ctx.direct = backend, launch is not None
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x0, w, b, p = ctx.saved_tensors
+        (x0, w, b, p), needs, backend = ctx.saved_tensors, ctx.needs_input_grad[:3], ctx.backend
+        operands = (dy, x0, w, p) if b is None else (dy, x0, w, p, b)
+        if ctx.direct and (usual := _backward.find((needs, backend), operands)) is not None:
+            return *usual.launch(dy, x0, w, b, p), None, None
         in_closed_form, direct = dispatch.choose_backward(ctx.direct, dy)
         if in_closed_form:
             return *dispatch.closed_form_vjp(closed_form.cross_network, (x0, w, b), dy), None, None
-        needs = ctx.needs_input_grad[:3]
-        grads = cross_network_bwd(as_rows(dy), as_rows(x0), w, b, p, needs, ctx.backend, direct=direct)
+        if direct and as_rows(dy) is dy and as_rows(x0) is x0:
+            _backward.keep((needs, backend), operands, (dy, x0, w, b, p, needs), backend, False)
+        grads = cross_network_bwd(as_rows(dy), as_rows(x0), w, b, p, needs, backend, direct=direct)
         return *dispatch.needed_only(grads, needs), None, None
 
 
+_forward, _backward = (dispatch.Calls("cross_network", f"cross_network_{way}") for way in ("fwd", "bwd"))
 _apply = internals.direct_apply(CrossNetworkFunction)
 
 

@@ -1,10 +1,10 @@
 """Every private interface of PyTorch that the operators use, each with a fallback for when it is gone.
 
-They answer three questions faster than a public interface could: may a kernel be called without PyTorch's operators in
-between; must PyTorch's own operators do the work; may an autograd Function be applied without functorch's part of it?
-The fallback is always the cautious answer, which is right everywhere and slower. All are looked up once, at import;
-tests/ops/test_internals.py fails where one of them is gone, or says something else than it did. Without
-``are_reduced_by_ddp`` an error is PyTorch's own.
+They answer four questions faster than a public interface could: may a kernel be called without PyTorch's operators in
+between; must PyTorch's own operators do the work; may an autograd Function be applied without functorch's part of it;
+are tensors like those of an earlier call? The fallback is always the cautious answer, which is right everywhere and
+slower. All are looked up once, at import; tests/ops/test_internals.py fails where one of them is gone, or says
+something else than it did. Without ``are_reduced_by_ddp`` an error is PyTorch's own.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,6 +32,9 @@ def _find(path: str, fallback: Any) -> Any:
 
 _transforms_are_active: Callable[[], bool] = _find("_C._are_functorch_transforms_active", _cautious)
 _dispatch_modes: Callable[[], int] = _find("_C._len_torch_dispatch_stack", _cautious)
+_is_tracing: Callable[[], bool] = _find("_C._is_tracing", _cautious)
+_guards: Any = _find("_C._dynamo.guards.TensorGuards", None)
+_forward_ad, _profiler = torch.autograd.forward_ad, torch.autograd.profiler
 _has_level = _find("autograd.forward_ad._current_level", None) is not None
 _has_profiler_flag = _find("autograd.profiler._is_profiler_enabled", None) is not None
 _has_base_apply = _find("_C._FunctionBase.apply", None) is not None
@@ -40,7 +43,7 @@ _TRACED = "torch._subclasses."  # the modules of the subclasses in which PyTorch
 
 def is_transformed() -> bool:
     """Whether a functorch transform (vmap, grad, ...) is at work or a level of forward-mode differentiation open."""
-    return _transforms_are_active() or not _has_level or torch.autograd.forward_ad._current_level >= 0
+    return _transforms_are_active() or not _has_level or _forward_ad._current_level >= 0
 
 
 def is_quiet() -> bool:
@@ -49,9 +52,9 @@ def is_quiet() -> bool:
         torch.compiler.is_compiling()
         or is_transformed()
         or _dispatch_modes()
-        or torch.jit.is_tracing()
+        or _is_tracing()
         or not _has_profiler_flag
-        or torch.autograd.profiler._is_profiler_enabled
+        or _profiler._is_profiler_enabled
     )
 
 
@@ -87,6 +90,24 @@ def are_alike(bias: Tensor | None, x0: Tensor, *others: Tensor) -> bool:
         return dtype.is_floating_point
     except (AttributeError, RuntimeError):  # no tensor, or without storage
         return False
+
+
+def resemblance(tensors: Sequence[Tensor]) -> Callable[..., bool]:
+    """A function that says of as many other tensors whether each is like its counterpart here.
+
+    Alike are tensors of the same class, dtype, device, layout, shape and strides that require gradients alike and that
+    PyTorch dispatches alike, which a negative bit, zeros without memory, a wrapper, a mode, autocast or inference mode
+    would change. Their values and what stands behind them (a storage that was freed, say) may differ.
+    """
+    try:
+        guards = _guards(
+            *tensors,
+            dynamic_dims_sizes=[list(t.shape) for t in tensors],
+            dynamic_dims_strides=[list(t.stride()) for t in tensors],
+        )
+        return guards.check
+    except (AttributeError, RuntimeError, SystemError, TypeError):  # another interface, or none
+        return lambda *others: False
 
 
 def is_foreign(t: Tensor | None) -> bool:

@@ -4,13 +4,16 @@ Sums over the chunks' rows join in the order of the rows, so results depend on t
 them took which chunk.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from torch import Tensor
 
-from fastcross.kernels.cpu.compile import compiled
 from fastcross.kernels.cpu.fields import fresh, real, rows, rows_like, whole, wide
 from fastcross.kernels.cpu.layout import Layout
 from fastcross.kernels.cpu.results import cast_as, rows_as
-from fastcross.kernels.cpu.threads import run_task
+
+Launch = Callable[..., Any]
 
 _BLOCK = real(lambda n: 4 * n.padded)  # four rows
 _PADDED = {"padded": lambda n: -(-n.d // n.lanes) * n.lanes}  # d, rounded up to whole registers
@@ -24,6 +27,7 @@ FORWARD = Layout(
     results={"y": rows_like("x0", "M", "d")},
     derived=_PADDED,
     own={"s": real(lambda n: 4), "spare_x0": _BLOCK, "spare_x": _BLOCK, "spare_y": _BLOCK},
+    kernels=("cross_layer.cross_layer_fwd",),
 )
 BACKWARD = Layout(
     "cross_layer_bwd",
@@ -57,24 +61,39 @@ BACKWARD = Layout(
         "totals": wide(lambda n: 2 * n.padded),
         "errors": wide(lambda n: 2 * n.padded if n.lanes == 4 else 0),  # for float64
     },
+    kernels=("cross_layer.cross_layer_bwd", "cross_layer.cross_layer_finish"),
 )
 
 
 def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    task = FORWARD.task(None, x0=x0, x=x, w=w, b=b)
-    run_task(compiled("cross_layer.cross_layer_fwd", task.dtype), task)
-    return rows_as(x0, task.done()[0])
+    return rows_as(x0, FORWARD.run(x0=x0, x=x, w=w, b=b)[0])
 
 
 def cross_layer_bwd(
-    dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, needs: list[bool]
+    dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    need_dx0, need_dx, need_dw, need_db = needs
-    task = BACKWARD.task(
-        None, dy=dy, x0=x0, x=x, w=w, b=b, need_dx0=need_dx0, need_dx=need_dx, need_dw=need_dw, need_db=need_db
-    )
-    run_task(compiled("cross_layer.cross_layer_bwd", task.dtype), task)
-    if need_dw or need_db:
-        compiled("cross_layer.cross_layer_finish", task.dtype)(task.block)
-    dx0, dx, dw, db = task.done()
+    dx0, dx, dw, db = BACKWARD.run(dy=dy, x0=x0, x=x, w=w, b=b, **_needs(*needs))
     return rows_as(x0, dx0), rows_as(x, dx), cast_as(w, dw), cast_as(w if b is None else b, db)
+
+
+def _needs(dx0: bool, dx: bool, dw: bool, db: bool) -> dict[str, bool]:
+    return {"need_dx0": dx0, "need_dx": dx, "need_dw": dw, "need_db": db}
+
+
+# The same for operands like these, without another look at them but for their memory; None where they would be cast.
+
+
+def plan_cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Launch | None:
+    if (plan := FORWARD.plan(x0=x0, x=x, w=w, b=b)) is None:
+        return None
+    run = plan.run
+    return lambda *operands: run(operands)[0]
+
+
+def plan_cross_layer_bwd(
+    dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, needs: Sequence[bool]
+) -> Launch | None:
+    if (plan := BACKWARD.plan(dy=dy, x0=x0, x=x, w=w, b=b, **_needs(*needs))) is None:
+        return None
+    run = plan.run
+    return lambda *operands: run(operands)

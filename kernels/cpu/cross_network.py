@@ -4,13 +4,16 @@ Sums over the chunks' rows join in the order of the rows, so results depend on t
 them took which chunk.
 """
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from torch import Tensor
 
-from fastcross.kernels.cpu.compile import compiled
 from fastcross.kernels.cpu.fields import fresh, real, rows, rows_like, whole, wide
 from fastcross.kernels.cpu.layout import Layout
 from fastcross.kernels.cpu.results import cast_as, kept, rows_as
-from fastcross.kernels.cpu.threads import Task, run_task
+
+Launch = Callable[..., list[Any]]
 
 # Rows from which on packing the vectors costs less than it saves.
 PACK_ROWS = 16
@@ -56,6 +59,7 @@ FORWARD = Layout(
         "spare_x": _BLOCK,
         "spare_y": _BLOCK,
     },
+    kernels=("cross_network.cross_network_prepare", "cross_network.cross_network_fwd"),
 )
 BACKWARD = Layout(
     "cross_network_bwd",
@@ -85,52 +89,72 @@ BACKWARD = Layout(
         "ends": wide(lambda n: n.K),  # dc_l, Σ dz_c
         "end_errors": wide(lambda n: n.K),
     },
+    kernels=(
+        "cross_network.cross_network_prepare",
+        "cross_network_bwd.cross_network_bwd",
+        "cross_network_bwd.cross_network_finish",
+    ),
 )
 
 
 def cross_network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool) -> tuple[Tensor, Tensor]:
-    task = _forward(x0, w, b, None, keep_p)
-    y, _, p = task.done()
-    return rows_as(x0, y), kept(task.dtype, p)
+    y, _, p = FORWARD.run(x0=x0, w=w, b=b, v=None, keep_p=keep_p)
+    return rows_as(x0, y), kept(y.dtype, p)
 
 
 def cross_logits_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p: bool) -> tuple[Tensor, Tensor]:
-    task = _forward(x0, w, b, v, keep_p)
-    _, z, p = task.done()
-    return cast_as(x0, z), kept(task.dtype, p)
+    _, z, p = FORWARD.run(x0=x0, w=w, b=b, v=v, keep_p=keep_p)
+    return cast_as(x0, z), kept(z.dtype, p)
 
 
 def cross_network_bwd(
-    dy: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, p: Tensor, needs: list[bool]
+    dy: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, p: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dx0, dw, db, _ = _backward(dy, x0, w, b, None, p, [*needs, False]).done()
+    dx0, dw, db, _ = BACKWARD.run(x0=x0, dout=dy, w=w, b=b, v=None, p=p, **_needs(*needs))
     return rows_as(x0, dx0), cast_as(w, dw), cast_as(w if b is None else b, db)
 
 
 def cross_logits_bwd(
-    dz: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, p: Tensor, needs: list[bool]
+    dz: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, p: Tensor, needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dx0, dw, db, dv = _backward(dz, x0, w, b, v, p, needs).done()
+    dx0, dw, db, dv = BACKWARD.run(x0=x0, dout=dz, w=w, b=b, v=v, p=p, **_needs(*needs))
     return rows_as(x0, dx0), cast_as(w, dw), cast_as(w if b is None else b, db), cast_as(v, dv)
 
 
-def _forward(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor | None, keep_p: bool) -> Task:
-    task = FORWARD.task(None, x0=x0, w=w, b=b, v=v, keep_p=keep_p)
-    compiled("cross_network.cross_network_prepare", task.dtype)(task.block)
-    run_task(compiled("cross_network.cross_network_fwd", task.dtype), task)
-    return task
+def _needs(dx0: bool, dw: bool, db: bool, dv: bool = False) -> dict[str, bool]:
+    return {"need_dx0": dx0, "need_dw": dw, "need_db": db, "need_dv": dv}
 
 
-def _backward(
-    dout: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor | None, p: Tensor, needs: list[bool]
-) -> Task:
-    need_dx0, need_dw, need_db, need_dv = needs
-    task = BACKWARD.task(
-        None, x0=x0, dout=dout, w=w, b=b, v=v, p=p,
-        need_dx0=need_dx0, need_dw=need_dw, need_db=need_db, need_dv=need_dv,
-    )  # fmt: skip
-    compiled("cross_network.cross_network_prepare", task.dtype)(task.block)
-    run_task(compiled("cross_network_bwd.cross_network_bwd", task.dtype), task)
-    if need_dw or need_db or need_dv:
-        compiled("cross_network_bwd.cross_network_finish", task.dtype)(task.block)
-    return task
+# The same for operands like these, without another look at them but for their memory; None where they would be cast.
+
+
+def plan_cross_network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool) -> Launch | None:
+    if (plan := FORWARD.plan(x0=x0, w=w, b=b, v=None, keep_p=keep_p)) is None:
+        return None
+    run = plan.run
+    return lambda x0, w, b: run((w, None, b, x0))[::2]
+
+
+def plan_cross_logits_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p: bool) -> Launch | None:
+    if (plan := FORWARD.plan(x0=x0, w=w, b=b, v=v, keep_p=keep_p)) is None:
+        return None
+    run = plan.run
+    return lambda x0, w, b, v: run((w, v, b, x0))[1:]
+
+
+def plan_cross_network_bwd(
+    dy: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, p: Tensor, needs: Sequence[bool]
+) -> Launch | None:
+    if (plan := BACKWARD.plan(x0=x0, dout=dy, w=w, b=b, v=None, p=p, **_needs(*needs))) is None:
+        return None
+    run = plan.run
+    return lambda dy, x0, w, b, p: run((w, None, b, x0, dy, p))[:3]
+
+
+def plan_cross_logits_bwd(
+    dz: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, p: Tensor, needs: Sequence[bool]
+) -> Launch | None:
+    if (plan := BACKWARD.plan(x0=x0, dout=dz, w=w, b=b, v=v, p=p, **_needs(*needs))) is None:
+        return None
+    run = plan.run
+    return lambda dz, x0, w, b, v, p: run((w, v, b, x0, dz, p))

@@ -28,6 +28,9 @@ class Declaration:
     and its chunk's ``own``, besides ``chunk``, ``chunks``, the range of items ``start``, ``stop``, and ``own_bytes``,
     from a chunk's own piece to the next chunk's. A kernel written for the layout that this one ``extends`` takes its
     tasks, too.
+
+    ``kernels`` are those that :meth:`run` runs, in their order: the one that takes chunks, which has the layout's name,
+    on all threads, what comes before or after it on one.
     """
 
     def __init__(
@@ -45,8 +48,9 @@ class Declaration:
         shared: Mapping[str, Piece] = NOTHING,
         own: Mapping[str, Piece] = NOTHING,
         extends: "Declaration | None" = None,
+        kernels: tuple[str, ...] = (),
     ) -> None:
-        self.name, self.items, self.work, self.together = name, items, work, together
+        self.name, self.items, self.work, self.together, self.kernels = name, items, work, together, kernels
         self.operands, self.results, self.derived = dict(operands), dict(results), dict(derived)
         self.sizes, self.scalars, self.shared, self.own = sizes, scalars, dict(shared), dict(own)
         if extends is not None:

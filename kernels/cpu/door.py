@@ -59,12 +59,15 @@ def addresses_of(names: Sequence[str], tensors: Sequence[Tensor | None], reaches
     What stands behind a tensor may have been freed or cut since (``untyped_storage().resize_``), which its description
     does not show: so each call compares the ``reaches`` with the memory that is there.
     """
-    found = [0 if t is None else t.data_ptr() for t in tensors]
-    for name, t, address, size in zip(names, tensors, found, reaches, strict=True):
+    found: list[int] = []
+    for t, size in zip(tensors, reaches, strict=True):
+        address = 0
         if size and t is not None:
-            there = t.untyped_storage().nbytes() - t.storage_offset() * t.itemsize
-            if address == 0 or there < size:
+            address, memory = t.data_ptr(), t.untyped_storage()
+            if address == 0 or address + size > memory.data_ptr() + memory.nbytes():
+                name, there = names[len(found)], memory.nbytes() - t.storage_offset() * t.itemsize
                 raise ValueError(f"{name} must have memory of its own, {size} bytes; got {tuple(t.shape)} with {there}")
+        found.append(address)
     return found
 
 

@@ -27,12 +27,27 @@ class Layout(Declaration):
         self._scalars, self._count = _getter(self.scalars), len(self.operands) + len(self.sizes) + len(self.scalars)
         self._plans: dict[Any, Plan] = {}
 
-    def task(self, dtype: torch.dtype | None, **values: Any) -> Task:
-        """The task of a call: a tensor (or None) for each operand, a number for each size and scalar, by name.
+    def run(self, **values: Any) -> list[Any]:
+        """Runs the kernels on a tensor (or None) for each operand, a number for each size and scalar, by name.
 
-        Without a dtype, operands of several are cast to the one that is summed in, and made contiguous where they have
-        to be: for kernels that write to none of them.
+        Operands of several dtypes are cast to the one that is summed in, and made contiguous where they have to be: for
+        kernels that write to none of them. Returns the results.
         """
+        plan, tensors, scalars = self._find(None, values)
+        return plan.run(tensors, scalars)
+
+    def plan(self, **values: Any) -> Plan | None:
+        """What runs the kernels on operands like these, unless they have to be cast or made contiguous."""
+        plan, tensors, _ = self._find(None, values)
+        given = self._operands(values)
+        return plan if all(t is other for t, other in zip(tensors, given, strict=True)) else None
+
+    def task(self, dtype: torch.dtype | None, **values: Any) -> Task:
+        """The task of a call, for a kernel that the caller runs; without a dtype, operands are cast as in ``run``."""
+        plan, tensors, scalars = self._find(dtype, values)
+        return plan.task(tensors, scalars)
+
+    def _find(self, dtype: torch.dtype | None, values: Mapping[str, Any]) -> tuple[Plan, tuple[Any, ...], Any]:
         try:
             tensors, sizes, scalars = self._operands(values), self._sizes(values), self._scalars(values)
         except KeyError as missing:
@@ -48,7 +63,7 @@ class Layout(Declaration):
             key, plan = None, None
         if plan is None:
             plan, tensors = self._plan(dtype, sizes, tensors, key)
-        return plan.task(tensors, scalars)
+        return plan, tensors, scalars
 
     def _plan(self, dtype: torch.dtype | None, sizes: tuple[int, ...], tensors: Any, key: Any) -> tuple[Plan, Any]:
         before = tensors

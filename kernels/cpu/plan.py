@@ -1,8 +1,9 @@
 """What is known of a call before its addresses are: the checks, the words of its task, the place of its scratch."""
 
 import ctypes
+import functools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fastcross.kernels.cpu.buffers import SMALLEST, empty_output
+from fastcross.kernels.cpu.compile import compiled
 from fastcross.kernels.cpu.declaration import Declaration
 from fastcross.kernels.cpu.door import addresses_of, addresses_of_fresh, check, reach, scratch
 from fastcross.kernels.cpu.fields import (
@@ -23,7 +25,7 @@ from fastcross.kernels.cpu.fields import (
     WORD_OF_MEMORY,
     Result,
 )  # fmt: skip
-from fastcross.kernels.cpu.threads import Task
+from fastcross.kernels.cpu.threads import Task, run
 from fastcross.kernels.rows import stride_like
 
 # Multiply-adds that are worth a thread of their own, and a chunk of their own.
@@ -73,16 +75,19 @@ class Plan:
         for (name, operand), t in zip(layout.operands.items(), tensors, strict=True):
             if operand.are_rows:
                 self._words[word[name] + 1] = t.stride(0)
-        self._results = [self._result(result, tensors) for result in layout.results.values()]
-        for (name, result), made in zip(layout.results.items(), self._results, strict=True):
-            if made and result.like:
-                self._words[word[name] + 1] = made.strides[0]
+        self._like = torch.empty(0, dtype=dtype, device="cpu")
+        self._makers: list[Callable[[], Tensor] | None] = []
+        self._large: list[tuple[int, int]] = []  # results, and the operands that they resemble
+        for i, (name, result) in enumerate(layout.results.items()):
+            self._declare(i, result, tensors)
+            if result.like:
+                self._words[word[name] + 1] = stride_like(tensors[self._place_of(result.like)])
         self._names, self._reaches = list(layout.operands), [reach(t) for t in tensors]
         self._places = [word[name] for name in (*layout.operands, *layout.results)]
         self._scalars = [word[name] for name in layout.scalars]
         self._block: Any = ctypes.c_int64 * len(self._words)
-        self._like = torch.empty(0, dtype=dtype, device="cpu")
         self._frames: list[tuple[Any, Tensor]] = []  # of calls that are done
+        self._kernels: list[Callable[[Any], None]] = []  # in their order, once they are compiled
 
     def _place(self, known: SimpleNamespace) -> tuple[list[tuple[str, int, int]], int, int]:
         """Each piece's name, offset and size in bytes; the size of all; that of a chunk's own.
@@ -98,32 +103,61 @@ class Plan:
                 end += -(-size // ALIGNMENT) * ALIGNMENT
         return pieces, end + (self.chunks - 1) * (end - shared), end - shared
 
-    def _result(self, result: Result, tensors: Sequence[Any]) -> "_Made | None":
-        """How to make a result, if it is needed."""
+    def _declare(self, i: int, result: Result, tensors: Sequence[Any]) -> None:
+        """How result number ``i`` is made, if it is needed."""
         if result.when is not None and not self.sizes[result.when]:
-            return None
+            self._makers.append(None)
+            return
         shape = tuple(self.sizes[size] for size in result.shape)
-        if result.like is None:
-            return _Made(shape, (*shape[1:], 1), None)
-        place = list(self.layout.operands).index(result.like)
-        large = tensors[place].nbytes >= SMALLEST
-        return _Made(shape, (stride_like(tensors[place]), 1), place if large else None)
+        strides = (*shape[1:], 1)
+        if result.like is not None:
+            like = tensors[self._place_of(result.like)]
+            strides = (stride_like(like), 1)
+            if like.nbytes >= SMALLEST:
+                self._large.append((i, self._place_of(result.like)))
+        self._makers.append(functools.partial(self._like.new_empty_strided, shape, strides))  # sooner than new_empty
+
+    def _place_of(self, operand: str) -> int:
+        return list(self.layout.operands).index(operand)
+
+    def run(self, tensors: tuple[Any, ...], scalars: Sequence[float] = ()) -> list[Any]:
+        """Runs the layout's kernels on tensors like those that the plan was made for; returns the results."""
+        block, memory, results = self.fill(tensors, scalars)
+        kernels = self._kernels or self._compile()
+        if self.threads == 1:
+            for kernel in kernels:
+                kernel(block)
+        else:
+            for kernel, name in zip(kernels, self.layout.kernels, strict=True):
+                run(kernel, block, self.threads if name.endswith(f".{self.layout.name}") else 1)
+        if self.bytes <= KEPT_BYTES:
+            self._frames.append((block, memory))
+        return results
+
+    def _compile(self) -> list[Callable[[Any], None]]:
+        self._kernels = [compiled(kernel, self.dtype) for kernel in self.layout.kernels]
+        return self._kernels
 
     def task(self, tensors: tuple[Any, ...], scalars: Sequence[float]) -> Task:
-        """For tensors like those that the plan was made for; no chunk is taken yet."""
-        results = [made and self._make(*made, tensors) for made in self._results]
-        found = addresses_of(self._names, tensors, self._reaches) + addresses_of_fresh(results)
+        """For a kernel that the caller runs; no chunk is taken yet."""
+        block, memory, results = self.fill(tensors, scalars)
+        return Task(block, memory, tensors, results, self.dtype, self.threads)
+
+    def fill(self, tensors: tuple[Any, ...], scalars: Sequence[float]) -> tuple[Any, Tensor, list[Any]]:
+        """The block of a task, its scratch memory, and its results."""
+        results = [make and make() for make in self._makers] if not self._large else self._make_large(tensors)
+        addresses = addresses_of(self._names, tensors, self._reaches)
+        addresses += addresses_of_fresh(results)
         try:
             block, memory = self._frames.pop()
+            block[0], block[WORD_OF_FOUND] = 0, -1
         except IndexError:  # all are in use
             block, memory = self._frame()
-        block[0], block[WORD_OF_FOUND] = 0, -1
-        for word, address in zip(self._places, found, strict=True):
+        for word, address in zip(self._places, addresses, strict=True):
             block[word] = address
         for word, scalar in zip(self._scalars, scalars, strict=True):
             struct.pack_into("d", block, 8 * word, scalar)
-        frames = self._frames if self.bytes <= KEPT_BYTES else None
-        return Task(block, memory, tensors, results, self.dtype, self.threads, frames)
+        return block, memory, results
 
     def _frame(self) -> tuple[Any, Tensor]:
         """A block with all words that are the same in every call, and scratch memory for it."""
@@ -131,23 +165,15 @@ class Plan:
         memory, words[WORD_OF_MEMORY] = scratch(self.bytes)
         return self._block(*words), memory
 
-    def _make(
-        self, shape: tuple[int, ...], strides: tuple[int, ...], place: int | None, tensors: Sequence[Any]
-    ) -> Tensor:
-        if place is None:
-            return self._like.new_empty_strided(shape, strides)  # a third of the time that new_empty takes
-        result = empty_output(tensors[place])
-        check("a result", result, self.dtype, shape, are_rows=True)
-        assert result.stride() == strides
-        return result
-
-
-class _Made(NamedTuple):
-    """How a result is made."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    place: int | None  # of the operand whose rows it resembles, if it is large
+    def _make_large(self, tensors: Sequence[Any]) -> list[Any]:
+        """The results, of which some resemble large operands and take memory that earlier ones left."""
+        large = dict(self._large)
+        results = [make and (i in large or make()) for i, make in enumerate(self._makers)]
+        for i, place in self._large:
+            result = results[i] = empty_output(tensors[place])
+            check("a result", result, self.dtype, tensors[place].shape, are_rows=True)
+            assert result.stride() == (stride_like(tensors[place]), 1)
+        return results
 
 
 def found(task: Task) -> int:

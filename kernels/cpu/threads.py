@@ -28,18 +28,14 @@ class Task(NamedTuple):
     results: list[Any]  # None for those that are not needed
     dtype: torch.dtype  # of storage
     threads: int
-    frames: list[tuple[Any, Tensor]] | None  # where block and memory wait for the next call
-
-    def done(self) -> list[Any]:
-        """The results, of a task that is not used any more."""
-        if self.frames is not None:
-            self.frames.append((self.block, self.memory))
-        return self.results
 
 
 def run_task(kernel: Callable[[Any], object], task: Task) -> None:
     """``kernel(task.block)`` on the task's threads at once; they take its chunks by turns."""
-    block, threads = task.block, task.threads
+    run(kernel, task.block, task.threads)
+
+
+def run(kernel: Callable[[Any], object], block: Any, threads: int) -> None:
     if threads == 1:
         kernel(block)
     elif os.getpid() == HOME and (parallel := _openmp()) is not None:

@@ -157,7 +157,7 @@ def test_an_interrupted_caller_waits_for_the_others(without_openmp):
         done.append(block)
 
     with pytest.raises(KeyboardInterrupt):
-        threads.run_task(kernel, threads.Task("block", torch.empty(0), (), [], torch.float32, 2, None))
+        threads.run_task(kernel, threads.Task("block", torch.empty(0), (), [], torch.float32, 2))
     assert done == ["block"]
 
 

@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from fastcross.kernels import cpu as cpu_package
-from fastcross.kernels.cpu import door
+from fastcross.kernels.cpu import door, plan
 from fastcross.kernels.cpu.compile import compiled
 from fastcross.kernels.cpu.fields import fresh, real, rows, rows_like, whole, wide
 from fastcross.kernels.cpu.layout import Layout
 from fastcross.kernels.cpu.native.unpack import report, take
-from fastcross.kernels.cpu.plan import found
+from fastcross.kernels.cpu.plan import WORD_OF_FOUND, found
 
 BASE = Layout(
     "base",
@@ -33,6 +33,7 @@ ECHO = Layout(
     results={"y": rows_like("x", "M", "d"), "z": fresh("d", when="flag")},
     scalars=("decay",),
     own={"mine": real(lambda n: 5), "other": wide(lambda n: 1)},
+    kernels=("test.echo",),
 )
 FINDER = Layout("finder", items="M", work=lambda n: 1, operands={"x": whole("M")})
 take_base, take_echo, take_finder = take(BASE), take(ECHO), take(FINDER)
@@ -246,11 +247,24 @@ def test_two_tasks_at_once_share_neither_block_nor_memory(right):
     first, second = ECHO.task(torch.float32, **right), ECHO.task(torch.float32, **right)
     assert first.block is not second.block
     assert first.memory.data_ptr() != second.memory.data_ptr()
-    block = first.block
-    first.done()
-    third = ECHO.task(torch.float32, **right)
-    assert third.block is block
-    assert (third.block[0], found(third)) == (0, -1)
+
+
+def test_calls_one_after_another_share_block_and_memory(right, monkeypatch):
+    """And each begins at the first chunk, with nothing found."""
+    seen = []
+
+    def kernel(block):
+        seen.append((block, block[0], block[WORD_OF_FOUND]))
+        block[0], block[WORD_OF_FOUND] = 7, 3
+
+    monkeypatch.setattr(plan, "compiled", lambda name, dtype: kernel)
+    torch.set_num_threads(1)
+    ECHO.forget()
+    for _ in range(2):
+        ECHO.run(**right)
+    (first, *before), (second, *again) = seen
+    assert first is second
+    assert before == again == [0, -1]
 
 
 def test_the_first_position_that_was_reported_counts():

@@ -17,22 +17,22 @@ def calls(monkeypatch):
     """Every plan, and the scratch memory of its task; between its pieces lie gaps, and all is filled with a pattern."""
     for each in LAYOUTS:
         each.forget()
-    made, take, pack = [], door.scratch, plan.Plan.task
+    made, take, fill = [], door.scratch, plan.Plan.fill
 
     def scratch(size):
         memory, start = take(size)
         return memory.fill_(UNTOUCHED), start
 
-    def task(each, tensors, scalars):
-        result = pack(each, tensors, scalars)
-        made.append((each, result.memory))
-        return result
+    def recorded(each, tensors, scalars):
+        block, memory, results = fill(each, tensors, scalars)
+        made.append((each, memory))
+        return block, memory, results
 
     monkeypatch.setattr(plan, "ALIGNMENT", 4096)
     monkeypatch.setattr(plan, "WORK_PER_THREAD", 1 << 10)
     monkeypatch.setattr(plan, "KEPT_BYTES", -1)
     monkeypatch.setattr(plan, "scratch", scratch)
-    monkeypatch.setattr(plan.Plan, "task", task)
+    monkeypatch.setattr(plan.Plan, "fill", recorded)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     yield made
     for each in LAYOUTS:
