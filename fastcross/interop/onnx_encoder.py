@@ -22,7 +22,7 @@ from fastcross.data.blocks import WEEKDAYS
 from fastcross.data.encoder import Encoder
 from fastcross.data.formats import get_format
 from fastcross.data.vocabulary import Vocabulary
-from fastcross.interop.ports import Port
+from fastcross.interop.ports import PREDICTION, Port
 
 # The last five are what onnxruntime makes of None, NaN and pandas' NA and NaT in an array of objects.
 MISSING = ("", "None", "nan", "NaN", "<NA>", "NaT")
@@ -144,7 +144,7 @@ class OnnxEncoder:
         return self._node("LabelEncoder", [texts], table, domain="ai.onnx.ml")[0]
 
     def _input(self, name: str, kind: str, meaning: str) -> ir.Value:
-        name = f"{name}_in" if name == OUTPUT else name
+        name = f"{name}_in" if name in (OUTPUT, PREDICTION) else name
         dtype = ir.DataType.STRING if kind == "string" else ir.DataType.DOUBLE
         self.inputs.append(ir.Value(name=name, shape=ir.Shape(["batch"]), type=ir.TensorType(dtype)))
         self.ports.append(Port(name, kind, "(batch,)", meaning))

@@ -97,6 +97,10 @@ def _read(source: Path, training: dict[str, Any]) -> tuple[Experiment, Trained, 
         raise CheckpointError(
             f"{source} has crosses, which number the combinations of all ids: it cannot be extended, only trained anew"
         )
+    if run.encoder.schema.task == "regression":
+        raise CheckpointError(
+            f"{source} predicts a quantity, which it scales by the mean of its own training rows: it cannot be extended"
+        )
     if run.result is None:
         raise CheckpointError(f"{source} is not finished; go on with it first: fastcross train --resume {source}")
     config = TrainingConfig(**{**asdict(plan.training), **training})
