@@ -115,8 +115,8 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--pruner",
         choices=("halving", "median", "none"),
-        help="which trials are given up at an evaluation, by validation logloss: those not among the best third at 1, "
-        "3, 9, … times the first evaluation, those worse than the median, or none (default: halving; with --grid none)",
+        help="which trials are given up, by validation logloss: those not in the better half at the 2nd, 4th, 8th, … "
+        "evaluation, those worse than the median, or none (default: halving; with --grid none)",
     )
     group.add_argument("--seeds", type=at_least(1), metavar="N", help="then N more runs of each model's best setting")
     group.add_argument("--search-seed", type=at_least(0), default=0, metavar="N", help="of the choices (default: 0)")

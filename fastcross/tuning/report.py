@@ -113,14 +113,21 @@ def _tables(results: Results, beside: str | None) -> list[str]:
     made = {"table_1": tables.table_1(results.trials, results.seeds, paper)}
     for name in ("table_2", "table_3", "table_4"):
         made[name] = getattr(tables, name)(results.trials, paper)
-    return [f"## {TITLES[name]}\n\n{tables.text(table)}" for name, table in made.items() if len(table) > 1]
+    parts = {name: f"## {TITLES[name]}\n\n{tables.text(table)}" for name, table in made.items() if len(table) > 1}
+    if "table_1" in parts:
+        parts["table_1"] += _differences(results.seeds)
+    return list(parts.values())
 
 
 def _runs(results: Results, beside: str | None) -> str:
     table = tables.text(tables.runs_table(results.runs, PAPERS[beside] if beside else None))
-    lines = tables.differences(results.runs)
-    said = "\nDifferences of the means ± their standard error:\n\n" + "\n".join(f"- {line}" for line in lines)
-    return table + (said if lines else "")
+    return table + _differences(results.runs)
+
+
+def _differences(records: Sequence[Record]) -> str:
+    lines = tables.differences(records)
+    told = "\n".join(f"- {line}" for line in lines)
+    return f"\nDifferences of the means over the seeds, ± their standard error:\n\n{told}\n" if lines else ""
 
 
 def draw_depth(curves: Mapping[tuple[int, int], Mapping[int, float]]) -> bytes:

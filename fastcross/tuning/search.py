@@ -5,6 +5,7 @@ Several processes may run it on one study at a time; each takes what no other ha
 
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable
 
 from fastcross.training.dataset import Opened, Show
@@ -38,11 +39,13 @@ def search(
             "prepare the data with, say, --split random:0.8,0.1,0.1"
         )
     end = time.monotonic() + budget if budget is not None else float("inf")
+    mark = time.perf_counter()  # all time counts for some trial: that of choosing for the one that was chosen
     while time.monotonic() < end and (model := _next(study, trials, by_time=budget is not None)):
         done, total = _progress(study, trials)
         progress("tune", done, total)
-        with Trial.take(study, model) as trial:
+        with Trial.take(study, model, mark) as trial:
             record = trial.run(opened)
+        mark += record.total_seconds or 0.0
         best = study.best(model)
         show(_line(record, best))
     done, total = _progress(study, trials)
@@ -82,31 +85,25 @@ def time_share(records: list[Record]) -> tuple[float, float]:
 
 def _next(study: Study, trials: int | None, *, by_time: bool) -> str | None:
     """The model with the fewest trials, or under a budget of time the fewest seconds; None at the end."""
-    import optuna
-
-    waiting = optuna.trial.TrialState.WAITING
     open_models = []
     for model in study.models:
-        known = study.trials(model)
-        waits = sum(trial.state == waiting for trial in known)
-        begun = len(known) - waits
-        left = _left_by_the_dead(study, model)
-        more = waits if study.whole_grid else bool(study.spaces[model]) or not begun  # nothing to choose: one trial
+        states = Counter(trial.state.name for trial in study.trials(model))
+        begun = states.total() - states["WAITING"]
+        left = _left_by_the_dead(study, model) if states["RUNNING"] else 0
+        # Where there is nothing to choose, one trial says it all.
+        more = states["WAITING"] if study.whole_grid else bool(study.spaces[model]) or not begun
         if left or (more and (trials is None or begun < trials)):
-            spent = sum(record.total_seconds or 0.0 for record in study.records(model))
-            open_models.append((spent if by_time else begun - left, model))
+            spent = sum(record.total_seconds or 0.0 for record in study.records(model)) if by_time else begun - left
+            open_models.append((spent, model))
     return min(open_models)[1] if open_models else None
 
 
 def _left_by_the_dead(study: Study, model: str) -> int:
     """Trials that were begun and that nobody works on."""
-    import optuna
-
-    running = [trial for trial in study.trials(model) if trial.state == optuna.trial.TrialState.RUNNING]
     count = 0
     with study.alone():
-        for trial in running:
-            if held := study.claim(f"{model}-{trial.number:04}"):
+        for trial in study.trials(model):
+            if trial.state.name == "RUNNING" and (held := study.claim(f"{model}-{trial.number:04}")):
                 held.close()
                 count += 1
     return count

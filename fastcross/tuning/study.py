@@ -123,11 +123,19 @@ class Study:
         url = f"sqlite:///{(self.path / 'study.db').resolve()}"
         return optuna.storages.RDBStorage(url, engine_kwargs={"connect_args": {"timeout": LOCK_SECONDS}})
 
+    @cached_property
+    def _searches(self) -> "dict[str, optuna.Study]":
+        return {}
+
     def search(self, model: str) -> "optuna.Study":
         """Optuna's study of one model, with a sampler whose next draw depends on the seed and what is known alone."""
         import optuna
 
-        found = optuna.create_study(storage=self.storage, study_name=model, load_if_exists=True, pruner=self._pruner())
+        if model not in self._searches:  # kept, for Optuna remembers in it what it has read of finished trials
+            self._searches[model] = optuna.create_study(
+                storage=self.storage, study_name=model, load_if_exists=True, pruner=self._pruner()
+            )
+        found = self._searches[model]
         seed = self.seed + len(found.get_trials(deepcopy=False))
         found.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True)
         return found
@@ -169,7 +177,8 @@ class Study:
         if self.pruner == "median":
             return optuna.pruners.MedianPruner(n_startup_trials=4)
         if self.pruner == "halving":
-            return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
+            # Not at the first evaluation: docs/paper has a search whose best network looks like the others until then.
+            return optuna.pruners.SuccessiveHalvingPruner(min_resource=2, reduction_factor=2)
         return optuna.pruners.NopPruner()
 
     def _write_grid(self) -> None:

@@ -34,11 +34,14 @@ class Trial:
     started: float
 
     @classmethod
-    def take(cls, study: Study, model: str) -> "Trial":
-        """One that a dead process left, to go on with, or the next one: of the grid, or as the sampler chooses."""
+    def take(cls, study: Study, model: str, started: float | None = None) -> "Trial":
+        """One that a dead process left, to go on with, or the next one: of the grid, or as the sampler chooses.
+
+        started: since when its time counts, by time.perf_counter.
+        """
         import optuna
 
-        started = time.perf_counter()
+        started = time.perf_counter() if started is None else started
         with study.alone():
             search = study.search(model)
             for left in search.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):

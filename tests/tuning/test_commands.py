@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -43,7 +44,7 @@ def fails(capsys):
 def test_tune_and_paper(cache, capsys):
     Path("space.json").write_text('{"dcn": {"hidden_layers": [1], "hidden_size": [4, 8], "cross_layers": [1, 2]}}')
     command = ["tune", "--data", str(cache.path), "--model", "dcn,lr", "--lr", "0.01", "--study", "study", *SMALL]
-    assert main([*command, "--grid", "--space", "space.json", "--seeds", "1"]) == 0
+    assert main([*command, "--grid", "--space", "space.json", "--seeds", "2"]) == 0
     printed = capsys.readouterr()
     assert "dcn: 4 trials (4 complete)" in printed.out
     assert "lr: 1 trials (1 complete)" in printed.out  # its only parameter was given
@@ -61,6 +62,7 @@ def test_tune_and_paper(cache, capsys):
         assert title in page
     assert "## Table 4" not in page  # there is no DNN to compare with
     assert "0.4419" in page
+    assert re.search(r"DCN - LR, logloss: [+-]0\.\d{5} ± 0\.\d{5}", page)
     assert Path("study/paper/figure-3.png").read_bytes()[:4] == b"\x89PNG"
     again = ["paper", "--study", "study/paper/results.json", "--beside", "criteo", "--title", "Ours", "--output", "p"]
     assert main(again) == 0
@@ -80,6 +82,7 @@ def test_paper_of_runs(cache, capsys):
     page = Path("paper/tables.md").read_text()
     assert f"| 0, 1 | {sum(accuracies) / 2:.4f} ± " in page
     assert "| 0.9740 |" in page
+    assert "standard error" not in page  # one DNN has no deviation
     assert "dnn-0" in page
 
 

@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import time
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,14 @@ def test_every_trial_leaves_a_record(study):
             assert len(record.options["deep_layers"]) == record.parameters["hidden_layers"]
     steps, total = time_share(study.records())
     assert 0 < steps < total
+
+
+def test_all_time_counts_for_some_trial(cache, experiments, tmp_path):
+    """What choosing and keeping take is not left out of the share that training is said to have."""
+    made = Study.create(tmp_path / "study", {"dcn": experiments["dcn"]}, {"dcn": SPACES["dcn"]})
+    search(made, (cache, {}), trials=2, show=lambda line: time.sleep(3), progress=silent)
+    second = made.records()[1]
+    assert second.total_seconds > second.seconds + 3  # the time in which the first trial was told of
 
 
 def test_the_best_run_alone_is_kept(study):
