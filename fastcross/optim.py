@@ -2,7 +2,7 @@
 
 Lazy: a row that no example of the batch names keeps its value and its moments, so a step costs the same however high
 the tables are. Adam's bias correction counts all steps, like :class:`torch.optim.SparseAdam`; a table whose rows are
-all in every batch is updated exactly as :class:`torch.optim.Adam` would.
+all in every batch is updated exactly as :class:`torch.optim.Adam` would, and likewise with AdamW and Adagrad.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,9 @@ from fastcross.gradients import Rows, clip, clip_grad_norm, gradients, is_like, 
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.ops import backends
 
-__all__ = ["Optimizer", "RowAdam", "RowSGD", "clip_grad_norm", "configure"]
+__all__ = ["OPTIMIZERS", "Optimizer", "RowAdagrad", "RowAdam", "RowSGD", "clip_grad_norm", "configure"]
+
+WEIGHT_DECAY = 0.01  # of AdamW, as torch.optim's own
 
 
 def configure(model: nn.Module, lr: float = 0.001, name: str = "adam") -> "Optimizer":
@@ -26,18 +28,20 @@ def configure(model: nn.Module, lr: float = 0.001, name: str = "adam") -> "Optim
     Args:
         model: tables of its :class:`~fastcross.embedding.EmbeddingStack` layers are updated lazily, the rest as usual.
         lr: the learning rate.
-        name: "adam" or "sgd".
+        name: "adam", "adamw" (a weight decay of 0.01), "adagrad", "rowwise_adagrad" (which keeps one number for each
+            row of a table; Adagrad for the layers) or "sgd".
     """
-    if name not in ("adam", "sgd"):
-        raise ValueError(f'name must be "adam" or "sgd"; got {name!r}')
+    if name not in OPTIMIZERS:
+        raise ValueError(f"name must be one of {', '.join(OPTIMIZERS)}; got {name!r}")
     stacks = [module for module in model.modules() if isinstance(module, EmbeddingStack)]
     tables = {table: None for stack in stacks for table in stack.tables if table.requires_grad}
     layers = [p for p in model.parameters() if p.requires_grad and p not in tables]
-    usual = torch.optim.Adam if name == "adam" else torch.optim.SGD
-    rows = RowAdam if name == "adam" else RowSGD
+    usual, rows = OPTIMIZERS[name]
     parts: list[torch.optim.Optimizer] = []
     if layers:
-        parts.append(usual(layers, lr=lr, fused=all(p.is_floating_point() for p in layers)))
+        # Not every device has a fused Adagrad.
+        fused = usual is not torch.optim.Adagrad and all(p.is_floating_point() for p in layers)
+        parts.append(usual(layers, lr=lr, fused=fused or None))
     if tables:
         parts.append(rows(list(tables), lr=lr))
     if not parts:
@@ -87,19 +91,10 @@ class Optimizer(torch.optim.Optimizer):
         self.param_groups = [group for part in self.parts for group in part.param_groups]
 
 
-class RowAdam(torch.optim.Optimizer):
-    """Adam on the rows that have a gradient: m += (1-β₁)(g-m), v += (1-β₂)(g²-v), w -= lr m̂ / (√v̂ + ε)."""
+class RowOptimizer(torch.optim.Optimizer):
+    """Updates the rows that have a gradient, and what it keeps of them; a subclass says how."""
 
-    def __init__(
-        self,
-        tables: Iterable[Tensor],
-        lr: float = 0.001,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-    ) -> None:
-        if not (lr >= 0 and eps >= 0 and all(0 <= beta < 1 for beta in betas)):
-            raise ValueError(f"lr and eps must be at least 0 and betas in [0, 1); got {lr}, {eps} and {betas}")
-        super().__init__(tables, {"lr": lr, "betas": betas, "eps": eps, "step": 0})
+    kept: tuple[str, ...] = ()  # names of what is kept of each table
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = _call(closure)
@@ -107,31 +102,42 @@ class RowAdam(torch.optim.Optimizer):
             # All groups are read before the first is written: a gradient or moment that does not fit changes nothing.
             found = [(group, *self._read(group["params"])) for group in self.param_groups]
             for group, tables, rows, moments in found:
-                group["step"] += 1
-                arguments = float(group["lr"]), tuple(group["betas"]), group["eps"], group["step"]
+                if "step" in group:
+                    group["step"] += 1
                 for kernels, chosen in _by_backend(tables):
-                    kernels.adam_rows(*_pick(chosen, tables, moments, rows), *arguments)
+                    self._update(kernels, group, *_pick(chosen, tables, moments, rows))
                 _count_as_changed(tables)
         return loss
 
-    def _read(self, parameters: list[Tensor]) -> tuple[list[Tensor], list[Rows], list[tuple[Tensor, Tensor]]]:
+    def _update(
+        self, kernels: ModuleType, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+    ) -> None:
+        raise NotImplementedError
+
+    def _read(self, parameters: list[Tensor]) -> tuple[list[Tensor], list[Rows], list[tuple[Tensor, ...]]]:
         tables, rows = _with_rows(parameters)
         return tables, rows, [self.moments(table) for table in tables]
 
-    def moments(self, table: Tensor) -> tuple[Tensor, Tensor]:
-        """A table's (m, v), zeros before its first step."""
-        state = self.state[table]
+    def moments(self, table: Tensor) -> tuple[Tensor, ...]:
+        """What is kept of a table, Adam's (m, v) for example; zeros before its first step."""
+        if not self.kept:
+            return ()
+        state, like = self.state[table], self._like(table)
         if not state:
-            state["exp_avg"], state["exp_avg_sq"] = _zeros(table), _zeros(table)
-        for name in ("exp_avg", "exp_avg_sq"):
+            state.update({name: _zeros(like) for name in self.kept})
+        for name in self.kept:
             moment = state.get(name)
-            if not isinstance(moment, Tensor) or not is_like(moment, table):
+            if not isinstance(moment, Tensor) or not is_like(moment, like):
                 raise ValueError(
-                    f"{name} must be like its table, {kind(table)}; got {kind(moment)}: "
+                    f"{name} must be like its table, {kind(like)}; got {kind(moment)}: "
                     "a table that was replaced needs a new optimiser"
                 )
             state[name] = moment.contiguous()  # an expanded one has less memory than rows
-        return state["exp_avg"], state["exp_avg_sq"]
+        return tuple(state[name] for name in self.kept)
+
+    def _like(self, table: Tensor) -> Tensor:
+        """What each of the kept tensors resembles in shape, dtype and device."""
+        return table
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the state or, where a moment does not fit its table, raises and leaves everything as it was."""
@@ -145,7 +151,64 @@ class RowAdam(torch.optim.Optimizer):
             raise
 
 
-class RowSGD(torch.optim.Optimizer):
+class RowAdam(RowOptimizer):
+    """Adam on the rows that have a gradient: m += (1-β₁)(g-m), v += (1-β₂)(g²-v), w -= lr m̂ / (√v̂ + ε).
+
+    With a ``weight_decay`` AdamW, lazy like the rest: before a step, w -= lr weight_decay w on the rows of the batch
+    alone. A row that is rare therefore decays as rarely, where :class:`torch.optim.AdamW` would let it fade between its
+    batches, at the cost of the whole table in every step.
+    """
+
+    kept = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        tables: Iterable[Tensor],
+        lr: float = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        if not (lr >= 0 and eps >= 0 and all(0 <= beta < 1 for beta in betas)):
+            raise ValueError(f"lr and eps must be at least 0 and betas in [0, 1); got {lr}, {eps} and {betas}")
+        if not weight_decay >= 0:
+            raise ValueError(f"weight_decay must be at least 0; got {weight_decay}")
+        super().__init__(tables, {"lr": lr, "betas": betas, "eps": eps, "step": 0, "weight_decay": weight_decay})
+
+    def _update(
+        self, kernels: ModuleType, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+    ) -> None:
+        options = float(group["lr"]), tuple(group["betas"]), group["eps"], group["step"]
+        # A state that was saved before there was a decay has none.
+        kernels.adam_rows(tables, moments, rows, *options, group.get("weight_decay", 0.0))
+
+
+class RowAdagrad(RowOptimizer):
+    """Adagrad on the rows that have a gradient: s += g², w -= lr g / (√s + ε).
+
+    ``row_wise`` keeps one s for each row in place of one for each element, s += mean(g²): a table's state then is one
+    column, where Adam keeps two more tables.
+    """
+
+    kept = ("sum",)
+
+    def __init__(self, tables: Iterable[Tensor], lr: float = 0.01, eps: float = 1e-10, row_wise: bool = False) -> None:
+        if not (lr >= 0 and eps >= 0):
+            raise ValueError(f"lr and eps must be at least 0; got {lr} and {eps}")
+        super().__init__(tables, {"lr": lr, "eps": eps})
+        self.row_wise = row_wise
+
+    def _like(self, table: Tensor) -> Tensor:
+        return table[:, 0] if self.row_wise else table
+
+    def _update(
+        self, kernels: ModuleType, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+    ) -> None:
+        sums = [kept[0] for kept in moments]
+        kernels.adagrad_rows(tables, sums, rows, float(group["lr"]), group["eps"], self.row_wise)
+
+
+class RowSGD(RowOptimizer):
     """w -= lr g on the rows that have a gradient."""
 
     def __init__(self, tables: Iterable[Tensor], lr: float = 0.001) -> None:
@@ -153,15 +216,28 @@ class RowSGD(torch.optim.Optimizer):
             raise ValueError(f"lr must be at least 0; got {lr}")
         super().__init__(tables, {"lr": lr})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = _call(closure)
-        with torch.no_grad():
-            found = [(float(group["lr"]), *_with_rows(group["params"])) for group in self.param_groups]
-            for lr, tables, rows in found:
-                for kernels, chosen in _by_backend(tables):
-                    kernels.sgd_rows(*_pick(chosen, tables, rows), lr)
-                _count_as_changed(tables)
-        return loss
+    def _update(
+        self, kernels: ModuleType, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+    ) -> None:
+        kernels.sgd_rows(tables, rows, float(group["lr"]))
+
+
+def _adamw_rows(tables: Iterable[Tensor], lr: float) -> RowAdam:
+    return RowAdam(tables, lr, weight_decay=WEIGHT_DECAY)
+
+
+def _rowwise_adagrad_rows(tables: Iterable[Tensor], lr: float) -> RowAdagrad:
+    return RowAdagrad(tables, lr, row_wise=True)
+
+
+# Of a model's layers, and of the rows of its tables.
+OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], Callable[..., RowOptimizer]]] = {
+    "adam": (torch.optim.Adam, RowAdam),
+    "adamw": (torch.optim.AdamW, _adamw_rows),  # torch.optim.AdamW decays by WEIGHT_DECAY by itself
+    "adagrad": (torch.optim.Adagrad, RowAdagrad),
+    "rowwise_adagrad": (torch.optim.Adagrad, _rowwise_adagrad_rows),
+    "sgd": (torch.optim.SGD, RowSGD),
+}
 
 
 def _with_rows(parameters: list[Tensor]) -> tuple[list[Tensor], list[Rows]]:

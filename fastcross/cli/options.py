@@ -11,6 +11,7 @@ from fastcross.training.config import (
     GENERATED_LOG_TRAINING,
     GENERATED_ROWS,
     METRICS,
+    OPTIMIZERS,
     SCHEDULES,
     SHARDINGS,
     TrainingConfig,
@@ -166,7 +167,7 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add("lr", float, "learning rate", "RATE")
     group.add_argument("--schedule", choices=SCHEDULES, help="of the rate (default: constant)")
     add("warmup-steps", int, "steps of linear warm-up")
-    group.add_argument("--optimizer", metavar="NAME", help="adam or sgd (default: adam)")
+    group.add_argument("--optimizer", metavar="NAME", help=f"{', '.join(OPTIMIZERS)} (default: adam)")
     add("clip-norm", float, "largest gradient norm; 0 for no clipping", "NORM")
     add("evaluate-every", int, "steps between evaluations (default: once per epoch)")
     add("patience", int, "stop after this many evaluations without a better validation metric; 0 for never")

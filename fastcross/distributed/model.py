@@ -101,7 +101,7 @@ def shard(
     if not model.embedding.dims:
         raise ValueError("there is no table to shard, for the data has no categorical columns; train in one process")
     if optimizer not in ("adam", "sgd"):
-        raise ValueError(f'optimizer must be "adam" or "sgd"; got {optimizer!r}')
+        raise ValueError(f"sharded tables have the optimizers adam and sgd; got {optimizer}: train in one process")
     fused = embedding != "fastcross" and has_fused(optimizer, processes.device)
     if embedding == "fbgemm" and not fused:
         raise ValueError(f"fbgemm has no {optimizer} for the {processes.device.type}; use --embedding fastcross")

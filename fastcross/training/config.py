@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 SCHEDULES = ("constant", "plateau", "cosine")
-OPTIMIZERS = ("adam", "sgd")
+OPTIMIZERS = ("adam", "adamw", "adagrad", "rowwise_adagrad", "sgd")  # of optim.OPTIMIZERS, which a test compares
 EMBEDDINGS = ("auto", "fastcross", "fbgemm")  # whose tables: fastcross's, or fbgemm's through TorchRec
 SHARDINGS = ("auto", "table", "row", "column")  # how TorchRec divides tables: "auto" is left to its planner
 PLATEAU_FACTOR = 0.3

@@ -33,6 +33,7 @@ from fastcross.training.processes import ALONE, Processes, choose_device
 from fastcross.training.run_folder import Run, read_json, working_in, write_json
 
 SHARDED_MODELS = ("dcn", "dnn")  # those whose tables TorchRec can divide
+SHARDED_OPTIMIZERS = ("adam", "sgd")
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,8 @@ class Experiment:
                 raise ValueError(f"sharding must be one of {', '.join(SHARDINGS)}; got {self.sharding!r}")
             if self.model not in SHARDED_MODELS:
                 raise ValueError(f"sharding trains the models {' and '.join(SHARDED_MODELS)}; got {self.model}")
+            if (name := self.training.optimizer) not in SHARDED_OPTIMIZERS:
+                raise ValueError(f"sharded tables have the optimizers {' and '.join(SHARDED_OPTIMIZERS)}; got {name}")
 
     def check(self) -> None:
         """Raise where the model refuses an option or the device is not there: before data is prepared for minutes."""

@@ -16,7 +16,7 @@ KERNELS = {
         "cross_network_bwd.cross_network_finish",
     ),
     "embedding_stack": ("embedding.stack_fwd", "embedding.pool_fwd", "row_sums.stack_bwd"),
-    "row_updates": ("row_updates.adam_rows", "row_updates.sgd_rows"),
+    "row_updates": ("row_updates.adam_rows", "row_updates.adagrad_rows", "row_updates.sgd_rows"),
 }
 
 

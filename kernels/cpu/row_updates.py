@@ -1,7 +1,8 @@
 """Updates of the rows of tables on the CPU, one launch for all tables.
 
-    adam_rows   Adam on the rows that a gradient names, moments included
-    sgd_rows    gradient descent on them
+    adam_rows      Adam or AdamW on the rows that a gradient names, moments included
+    adagrad_rows   Adagrad on them, with a sum of squares for each element or for each row
+    sgd_rows       gradient descent on them
 
 Each table is a tensor of its own, with its own width, so the kernels take arrays of addresses. Only rows that the
 gradient names are read or written, however high the tables are; the next row is prefetched while one is updated,
@@ -36,7 +37,16 @@ ADAM = Layout(
     items=SGD.items,
     work=SGD.work,
     operands={name: whole("K", kind=INDEX) for name in ("first", "second")},
-    scalars=("decay1", "decay2", "scale", "eps"),
+    scalars=("decay1", "decay2", "scale", "eps", "shrink"),
+)
+ADAGRAD = Layout(
+    "adagrad_rows",
+    extends=SGD,
+    items=SGD.items,
+    work=SGD.work,
+    operands={"sums": whole("K", kind=INDEX)},
+    sizes=("row_wise",),
+    scalars=("eps",),
 )
 
 
@@ -48,14 +58,33 @@ def adam_rows(
     betas: tuple[float, float],
     eps: float,
     step: int,
+    weight_decay: float = 0.0,
 ) -> None:
-    """Adam's step number ``step`` on the rows of each (rows, gradients); other rows and their moments stay the same."""
+    """Adam's step number ``step`` on the rows of each (rows, gradients); other rows and their moments stay the same.
+
+    Before it, these rows lose ``lr * weight_decay`` of their values: AdamW.
+    """
     dtype, shapes = tables[0].dtype, [table.shape for table in tables]
     first, second = (table_of(f"moments {i}", [pair[i] for pair in moments], dtype, shapes) for i in (0, 1))
     corrections = 1 - betas[0] ** step, 1 - betas[1] ** step
     scalars = {"rate": lr / corrections[0], "scale": corrections[1] ** -0.5, "eps": eps}
+    scalars["shrink"] = 1 - lr * weight_decay
     decays = {"decay1": 1 - betas[0], "decay2": 1 - betas[1]}
     _update("row_updates.adam_rows", ADAM, tables, gradients, first=first, second=second, **scalars, **decays)
+
+
+def adagrad_rows(
+    tables: Sequence[Tensor],
+    sums: Sequence[Tensor],
+    gradients: Sequence[tuple[Tensor, Tensor]],
+    lr: float,
+    eps: float,
+    row_wise: bool,
+) -> None:
+    """Adagrad on the rows of each (rows, gradients); ``sums`` are like the tables or, row-wise, one per row."""
+    shapes = [table.shape[:1] if row_wise else table.shape for table in tables]
+    where = table_of("sums", sums, tables[0].dtype, shapes)
+    _update("row_updates.adagrad_rows", ADAGRAD, tables, gradients, sums=where, row_wise=row_wise, rate=lr, eps=eps)
 
 
 def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[tuple[Tensor, Tensor]], lr: float) -> None:

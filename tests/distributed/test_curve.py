@@ -80,7 +80,8 @@ def test_tables_are_drawn_in_pieces_as_if_at_once(monkeypatch):
     ("changes", "message"),
     [
         ({"model": "fm"}, "trains the models dcn and dnn; got fm"),
-        ({"optimizer": "lion"}, "must be one of adam, sgd; got 'lion'"),
+        ({"optimizer": "lion"}, "must be one of adam, adamw, adagrad, rowwise_adagrad, sgd; got 'lion'"),
+        ({"optimizer": "adagrad"}, "sharded tables have the optimizers adam and sgd; got adagrad"),
     ],
 )
 def test_what_cannot_be_sharded_is_said(changes, message, cache, tmp_path, capsys):

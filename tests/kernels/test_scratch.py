@@ -7,7 +7,7 @@ from fastcross.kernels.cpu import cross_layer, cross_network, door, embedding, p
 
 LAYOUTS = (
     cross_layer.FORWARD, cross_layer.BACKWARD, cross_network.FORWARD, cross_network.BACKWARD,
-    embedding.STACK, embedding.POOL, embedding.SUMS, row_updates.SGD, row_updates.ADAM,
+    embedding.STACK, embedding.POOL, embedding.SUMS, row_updates.SGD, row_updates.ADAM, row_updates.ADAGRAD,
 )  # fmt: skip
 UNTOUCHED = 0xA5
 
@@ -83,5 +83,7 @@ def test_embedding_kernels(calls, M, dtype):
     row_updates.sgd_rows(tables, rows, 0.1)
     moments = [(torch.zeros_like(table), torch.zeros_like(table)) for table in tables]
     row_updates.adam_rows(tables, moments, rows, 0.1, (0.9, 0.999), 1e-8, 1)
-    assert [each.layout for each, _ in calls] == list(LAYOUTS[4:])
+    row_updates.adagrad_rows(tables, [pair[0] for pair in moments], rows, 0.1, 1e-10, False)
+    row_updates.adagrad_rows(tables, [pair[0][:, 0].contiguous() for pair in moments], rows, 0.1, 1e-10, True)
+    assert [each.layout for each, _ in calls] == [*LAYOUTS[4:], row_updates.ADAGRAD]
     assert_nothing_beside_the_pieces_was_written(calls)

@@ -25,7 +25,7 @@ def test_learning_rates():
         ({"schedule": "linear"}, "constant, plateau, cosine; got 'linear'"),
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
         ({"patience": -1}, "patience must not be negative; got -1"),
-        ({"optimizer": "lion"}, "optimizer must be one of adam, sgd; got 'lion'"),
+        ({"optimizer": "lion"}, "optimizer must be one of adam, adamw, adagrad, rowwise_adagrad, sgd; got 'lion'"),
         ({"clip_norm": math.nan}, "clip_norm must not be negative; got nan"),
         ({"checkpoint_seconds": math.nan}, "checkpoint_seconds must not be negative; got nan"),
         ({"max_loss": math.nan}, "max_loss must be positive; got nan"),

@@ -3,10 +3,12 @@
 import signal
 import time
 
+import pytest
 import torch
 
 from fastcross.cli.main import main
 from fastcross.training import checkpoint
+from fastcross.training.loop import Trainer
 from tests.training.helpers import arguments, assert_same_weights, metrics_without_time, start
 
 
@@ -50,3 +52,26 @@ def test_interrupted_saves_and_says_how_to_go_on(cache, tmp_path):
     state = checkpoint.load(run / "last.safetensors")
     assert state["step"] >= 20
     assert f"interrupted at step {state['step']} of 26000" in errors
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adagrad", "rowwise_adagrad"])
+def test_every_optimiser_goes_on_bit_for_bit(optimizer, cache, tmp_path, monkeypatch):
+    undisturbed, run = tmp_path / "undisturbed", tmp_path / "interrupted"
+    options = {"optimizer": optimizer, "epochs": 1, "checkpoint_seconds": 9999}
+    assert main(arguments(cache, undisturbed, **options)) == 0
+    train = Trainer._train
+
+    def interrupted(trainer, batch):
+        train(trainer, batch)
+        if trainer.step == 12:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_train", interrupted)
+        assert main(arguments(cache, run, **options)) == 130
+    assert checkpoint.load(run / "last.safetensors")["step"] == 12
+    assert main(["train", "--resume", str(run)]) == 0
+    a, b = (checkpoint.load(folder / "last.safetensors") for folder in (run, undisturbed))
+    assert_same_weights(a["model"], b["model"])
+    assert str(a["optimizer"]) == str(b["optimizer"])
+    assert metrics_without_time(run) == metrics_without_time(undisturbed)
