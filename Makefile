@@ -53,14 +53,14 @@ $(VENV)/.user: pyproject.toml constraints.txt
 
 # The peers pin versions that contradict each other: their list is complete and installed as it stands.
 $(VENV)/.developer: $(VENV)/.user requirements-peers.txt
-	$(PIP) --editable ".[cpu,train,tune,export,dev]"
+	$(PIP) --editable ".[cpu,train,tune,export,sklearn,dev]"
 	$(PIP) --no-deps --requirement requirements-peers.txt
 	touch $@
 
 $(FLOORS)/.done: pyproject.toml constraints-floors.txt
 	test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-floors.txt \
-		--editable ".[cpu,train,tune,export]" pytest hypothesis
+		--editable ".[cpu,train,tune,export,sklearn]" pytest hypothesis
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --no-deps torchfm==0.7.0
 	touch $@
 

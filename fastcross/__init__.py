@@ -9,6 +9,8 @@ from fastcross._version import __version__
 
 if TYPE_CHECKING:
     from fastcross import reference
+    from fastcross.estimators.classifier import DCNClassifier as DCNClassifier
+    from fastcross.estimators.regressor import DCNRegressor as DCNRegressor
     from fastcross.interop.export import export
     from fastcross.interop.state_dict import cross_state_dict
     from fastcross.interop.swap import swap
@@ -33,10 +35,13 @@ __all__ = [
     "swap",
 ]
 
-# Imported at their first use: PyTorch takes two seconds to import, which `fastcross --help` need not wait for.
+# Imported at their first use: PyTorch takes two seconds to import, which `fastcross --help` need not wait for. The
+# estimators are not in __all__: `from fastcross import *` works without scikit-learn, and does not wait for it.
 _HOMES = {
     "DCN": "fastcross.models.dcn",
     "DCNConfig": "fastcross.models.dcn",
+    "DCNClassifier": "fastcross.estimators.classifier",
+    "DCNRegressor": "fastcross.estimators.regressor",
     "CrossLayer": "fastcross.layers.cross",
     "CrossNetwork": "fastcross.layers.cross",
     "cross_layer": "fastcross.ops",
@@ -62,4 +67,4 @@ layers.read_peer = lambda module: import_module("fastcross.interop.recognise").c
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_HOMES})

@@ -6,6 +6,7 @@ from pathlib import Path
 EXTRAS = {
     "train": ("pyarrow", "safetensors", "tqdm", "matplotlib"),
     "cpu": ("numba",),
+    "sklearn": ("sklearn",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "tune": ("optuna",),
     "distributed": ("torchrec", "fbgemm_gpu"),

@@ -18,7 +18,7 @@ def test_every_extra_of_the_project_is_known():
     """So that a package which is missing finds its extra; those of developers are in no hint."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra, packages in extras.EXTRAS.items():
-        requirements = " ".join(declared[extra]).replace("-", "_")
+        requirements = " ".join(declared[extra]).replace("-", "_").replace("scikit_learn", "sklearn")
         assert all(package in requirements for package in packages)
     assert set(declared) == {*extras.EXTRAS, "dev"}
 

@@ -18,7 +18,7 @@ FLOORS = (
     ("layers",),
     ("data", "models", "optim", "polynomial"),
     ("explain", "interop", "training"),
-    ("distributed", "tuning"),
+    ("distributed", "estimators", "tuning"),
     ("cli",),
     ("__main__",),
 )

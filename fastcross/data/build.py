@@ -131,7 +131,7 @@ def _weight(spool: Spool, part: npt.NDArray[Any]) -> dict[str, Any]:
     total = sum(float(spool.beside(i)["weight"][part[rows] == 0].sum(dtype=np.float64)) for i, rows in spool.blocks())
     rows = int((part == 0).sum())
     if not total > 0:
-        raise DataError(f"the weight (column {name}) is 0 in all {rows:,} rows of the training part")
+        raise DataError(f"the weight (column {name}) is zero in all {rows:,} rows of the training part")
     return {"column": name, "mean": total / rows}
 
 

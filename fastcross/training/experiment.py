@@ -130,6 +130,7 @@ class Experiment:
         go_on: bool = False,
         opened: Opened | None = None,
         on_evaluation: Callable[[Mapping[str, float]], None] | None = None,
+        curves: bool = True,
     ) -> dict[str, Any]:
         """Train in a new run folder; returns what its result.json holds.
 
@@ -140,6 +141,7 @@ class Experiment:
             go_on: continue a folder that holds this experiment already, or just read it if it has finished.
             opened: the experiment's data, where it is open already.
             on_evaluation: called with the metrics of each evaluation; what it raises ends the training there.
+            curves: draw curves.png, which takes longer than a small training.
         """
         self.check()
         path, leads = Path(folder), processes.rank == 0
@@ -161,7 +163,8 @@ class Experiment:
                 if leads and not exists:  # not before all that can be wrong with the experiment has been found
                     Run.create(path, config, data.encoder)
                 processes.any(False)  # the folder is there
-                trainer.run, trainer.on_evaluation = processes.open_run(path), on_evaluation
+                trainer.run, trainer.curves = processes.open_run(path), curves
+                trainer.on_evaluation = on_evaluation
                 if exists:
                     trainer.resume()
                 return trainer.fit()

@@ -91,6 +91,7 @@ class Trainer:
         self.seconds = 0.0  # of training: batches and steps, without evaluations and checkpoints
         self.history: History = []
         self.best_weights: dict[str, Tensor] = {}
+        self.curves = True  # are drawn at the end
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, give the model its best weights, and return the result (what result.json holds)."""
@@ -208,7 +209,7 @@ class Trainer:
             if self.cache.sizes.get(part):
                 result[part] = evaluate(self.model, self.cache, part, bf16=self.bf16, processes=self.processes)
         if self.run:
-            self.run.finish(result, self.history)
+            self.run.finish(result, self.history if self.curves else [])
         return result
 
     def save(self) -> None:

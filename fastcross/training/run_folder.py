@@ -117,9 +117,13 @@ class Run:
     def finish(self, result: Mapping[str, Any], history: History) -> None:
         """Write the curves, then result.json: a run that has one is finished."""
         if history:
-            optimum = result.get("optimum", {}).get("validation")
-            self._write_summed("curves.png", draw_curves({"": history}, optimum))
+            self.draw(result, history)
         _write(self.path / "result.json", result)
+
+    def draw(self, result: Mapping[str, Any], history: History) -> None:
+        """Write the curves."""
+        optimum = result.get("optimum", {}).get("validation")
+        self._write_summed("curves.png", draw_curves({"": history}, optimum))
 
     def remove_leftovers(self) -> None:
         """Of a process that was killed while it wrote; for a process that holds the folder's lock."""

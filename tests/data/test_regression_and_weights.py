@@ -120,7 +120,7 @@ def test_a_bad_weight_is_named_with_its_line(tmp_path, value, shown):
 
 def test_weights_that_are_all_0_are_refused(tmp_path):
     path = write(tmp_path / "t.csv", y=[i % 2 for i in range(N)], x=X, w=[0] * N, user=USERS)
-    with pytest.raises(DataError, match=r"the weight \(column w\) is 0 in all 257 rows of the training part"):
+    with pytest.raises(DataError, match=r"the weight \(column w\) is zero in all 257 rows of the training part"):
         prepare(path, tmp_path / "c", columns=DECLARED)
 
 

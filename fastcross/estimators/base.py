@@ -1,0 +1,264 @@
+"""What classifier and regressor share: from rows to a run, from a run to predictions, there and back on disk."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from fastcross.estimators.kept_run import KeptRun
+from fastcross.estimators.parameters import MODEL_OPTIONS, PREPARATION_OPTIONS, TRAINING_OPTIONS, Parameters
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from fastcross.data import Cache
+    from fastcross.estimators.rows import Rows
+    from fastcross.interop.serving import Exported
+    from fastcross.training import Experiment
+    from fastcross.training.evaluate import Predicted
+
+Array = npt.NDArray[Any]
+FILE = "estimator.json"  # in a saved run folder: what the run itself does not know
+
+
+class Estimator(Parameters):
+    """Fits on a table in memory, or a file, what ``fastcross train`` fits on a file, bit for bit.
+
+    After fit: ``report_`` says what the columns were taken for, ``result_`` what result.json of a run holds.
+    """
+
+    task: str  # of fastcross.data.Columns
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None, eval_set: Any = None) -> Self:
+        """Train on rows.
+
+        Args:
+            X: a pandas, polars or Arrow table, a dict of arrays, an array, or the path of a file that ``fastcross
+                prepare`` reads.
+            y: the labels, or the name of the column of X that holds them.
+            sample_weight: how much each row counts: an array, or the name of a column of X.
+            eval_set: (X, y) or (X, y, sample_weight) of rows that tell when to stop; None: ``split`` sets some aside.
+        """
+        from fastcross.training.experiment import Experiment
+
+        options = self._given(MODEL_OPTIONS)
+        plan = Experiment(
+            model=self.model, options=options, training=self._training(), device=self.device, threads=self.threads
+        )
+        plan.check()
+        before = dict(vars(self))
+        try:
+            self._fit(plan, X, y, sample_weight, eval_set)
+        except BaseException:  # what was fitted before stays so
+            self.__dict__ = before
+            raise
+        return self
+
+    def _fit(self, plan: Experiment, X: Any, y: Any, sample_weight: Any, eval_set: Any) -> None:
+        show = print if self.verbose else None
+        kept = KeptRun(self.device)
+        with tempfile.TemporaryDirectory(prefix="fastcross-") as folder:
+            cache = self._prepare(X, y, sample_weight, eval_set, Path(folder) / "cache")
+            if show:
+                show(cache.report)
+            result = plan.run(kept.path, show=show, opened=(cache, {}), curves=False)
+        kept.finish()
+        self.run_, self.result_, self.report_ = kept, result, cache.report
+
+    def _prepare(self, X: Any, y: Any, sample_weight: Any, eval_set: Any, path: Path) -> Cache:
+        from fastcross.data import prepare
+        from fastcross.data.preparation import prepare_table
+        from fastcross.estimators.tables import has_names, is_path
+
+        options = {"seed": self.split_seed, "split": self.split, **self._given(PREPARATION_OPTIONS)}
+        if is_path(X):
+            _check_names(X, y=y, sample_weight=sample_weight, eval_set=eval_set)
+            said = self.columns or self.group or y or sample_weight or self.task == "regression"
+            columns = self._columns(label=y, sample_weight=sample_weight, task=self.task) if said else None
+            cache = prepare(X, path, columns=columns, **options)
+            self._check_task(cache.schema.task, X)
+            self._set_classes(_values(cache.encoder.classes))
+            self._set_features([*cache.encoder.columns.inputs])
+            return cache
+        if y is None and not has_names(X):
+            raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        rows = self._rows(self._table(X, fitting=True), y, sample_weight, "X")
+        if has_names(X):
+            self._set_features(rows.features)
+        if len(rows.table) < 2:
+            raise ValueError(f"{type(self).__name__} needs at least two rows; got n_samples = {len(rows.table)}")
+        tables = [rows.table] if eval_set is None else [rows.table, self._evaluated(eval_set, rows)]
+        facts = {"label": rows.label, "sample_weight": rows.weight, "task": self.task, "classes": rows.texts}
+        cache = prepare_table(tables, path, columns=self._columns(**facts), **options)
+        self._set_classes(rows.classes)
+        return cache
+
+    @classmethod
+    def _check_task(cls, task: str, place: object) -> None:
+        if (task == "regression") != (cls.task == "regression"):
+            raise ValueError(f"{place}: the label is one of {task}; {cls.__name__} is for {cls.task}")
+
+    def _with_labels(self, X: Any, y: Any) -> tuple[Any, Any]:
+        """Rows and their labels, to be scored: y may name a column of X."""
+        from fastcross.estimators.rows import labels_of
+        from fastcross.estimators.tables import has_names
+
+        check_is_fitted(self, "run_")
+        if not has_names(X) or not (y is None or isinstance(y, str)):
+            return X, y
+        return labels_of(self._table(X), y, "X", f"{type(self).__name__}.score")[:2]
+
+    def _rows(self, table: pa.Table, y: Any, weight: Any, place: str, known: Rows | None = None) -> Rows:
+        raise NotImplementedError
+
+    def _set_classes(self, classes: Array | None) -> None:
+        pass
+
+    def _set_features(self, names: Sequence[str]) -> None:
+        self.feature_names_in_, self.n_features_in_ = np.array(names, dtype=object), len(names)
+
+    def _evaluated(self, eval_set: Any, rows: Rows) -> pa.Table:
+        """The rows of eval_set under the names of the others."""
+        from fastcross.estimators.tables import is_path
+
+        if isinstance(eval_set, list) and len(eval_set) == 1:
+            (eval_set,) = eval_set
+        if not isinstance(eval_set, tuple) or not 2 <= len(eval_set) <= 3:
+            raise ValueError(f"eval_set must be (X, y) or (X, y, sample_weight); got {type(eval_set).__name__}")
+        X, y, weight = (*eval_set, None)[:3]
+        if is_path(X):
+            raise ValueError(f"X is a table, and eval_set the file {X}: give both as tables")
+        if weight is None and rows.weight is not None:
+            weight = rows.weight if rows.weight in getattr(X, "columns", ()) else 1.0
+        return self._rows(self._table(X, place="eval_set"), y, weight, "eval_set", rows).renamed(rows).table
+
+    def _table(self, X: Any, *, fitting: bool = False, place: str = "X") -> pa.Table:
+        """The columns under the names of the training; checked as scikit-learn does where they have none."""
+        from fastcross.estimators.tables import has_names, to_table
+
+        if has_names(X):
+            table = to_table(X, place)
+            if fitting or hasattr(self, "feature_names_in_"):
+                return table
+            if table.num_columns != self.n_features_in_:
+                raise ValueError(
+                    f"X has {table.num_columns} features, but {type(self).__name__} is expecting "
+                    f"{self.n_features_in_} features as input"
+                )
+            return table.rename_columns([f"x{i}" for i in range(table.num_columns)])
+        if fitting and hasattr(self, "feature_names_in_"):
+            del self.feature_names_in_
+        array = validate_data(self, X, dtype=None, ensure_all_finite=False, reset=fitting)
+        return to_table(array, place, None if fitting else getattr(self, "feature_names_in_", None))
+
+    def _predict(self, X: Any, *, labelled: bool = False) -> Predicted:
+        from fastcross.data import read_for_prediction
+        from fastcross.estimators.tables import is_path
+        from fastcross.training.evaluate import predict_rows
+
+        check_is_fitted(self, "run_")
+        trained = self.run_.trained
+        source = X if is_path(X) else self._table(X)
+        return predict_rows(trained.model, read_for_prediction(source, trained.encoder, labelled=labelled))
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the run folder, which :meth:`load` and every command of the command line read."""
+        check_is_fitted(self, "run_")
+        self.run_.copy_to(Path(path), FILE, self._described())
+
+    @classmethod
+    def load(cls, path: str | PathLike[str], device: str = "auto") -> Self:
+        """The estimator in a run folder: one that :meth:`save` wrote, or that of a ``fastcross train``."""
+        from fastcross.files import read_checked_json
+        from fastcross.training.run_folder import Run
+
+        run = Run(Path(path))
+        saved = read_checked_json(run.path / FILE) if (run.path / FILE).exists() else {}
+        parameters = saved.get("parameters") or _parameters(run.config)
+        estimator = cls(**{**parameters, "device": device})
+        kept = KeptRun.of(run.path, device)
+        cls._check_task(kept.trained.schema.task, path)
+        estimator.run_, estimator.result_, estimator.report_ = kept, run.result or {}, saved.get("report", "")
+        classes = saved.get("classes")
+        encoder = kept.trained.encoder
+        estimator._set_classes(np.array(classes[1], classes[0]) if classes else _values(encoder.classes))
+        if saved.get("features") is None:
+            estimator._set_features([*encoder.columns.inputs])
+        elif isinstance(saved["features"], int):
+            estimator.n_features_in_ = saved["features"]
+        else:
+            estimator._set_features(saved["features"])
+        return estimator
+
+    def _described(self) -> dict[str, Any]:
+        """What the run itself does not know, as JSON."""
+        classes = getattr(self, "classes_", None)
+        kind = None if classes is None else "object" if classes.dtype.kind in "OUS" else classes.dtype.str
+        names = getattr(self, "feature_names_in_", None)
+        return {
+            "estimator": type(self).__name__,
+            "parameters": {name: _plain(value) for name, value in self.get_params(deep=False).items()},
+            "classes": None if classes is None else [kind, classes.tolist()],
+            "features": self.n_features_in_ if names is None else names.tolist(),
+            "report": self.report_,
+        }
+
+    def export(self, path: str | PathLike[str], *, encoded: bool = False) -> Exported:
+        """Write the model and its encoder for serving: *.onnx from raw values to probabilities, or *.pt2."""
+        from fastcross.interop.serving import export_run
+        from fastcross.training import load_model
+
+        check_is_fitted(self, "run_")
+        return export_run(
+            load_model(self.run_.path, "cpu").model, self.run_.trained.encoder, Path(path), encoded=encoded
+        )
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.string = True
+        return tags
+
+
+def _check_names(X: object, **given: Any) -> None:
+    """Beside a file there are names of its columns, and nothing else."""
+    for name, value in given.items():
+        if value is not None and (name == "eval_set" or not isinstance(value, str)):
+            instead = "the rows of a file are divided by split" if name == "eval_set" else "name a column of it"
+            raise ValueError(f"X is the file {X}, and {name} a {type(value).__name__} beside it: {instead}")
+
+
+def _values(texts: Sequence[str]) -> Array | None:
+    """The classes that a file names, as numbers where all of them are numbers."""
+    for kind in (int, float):
+        try:
+            return np.array([kind(text) for text in texts]) if texts else None
+        except ValueError:
+            continue
+    return np.array(texts, dtype=object)
+
+
+def _plain(value: Any) -> Any:
+    """In JSON's types; a generator of random numbers, which has none, is left out."""
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [_plain(item) for item in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if isinstance(value, str | int | float | bool) else None
+
+
+def _parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """Of a run that the command line trained."""
+    training = {name: value for name, value in config["training"].items() if name in TRAINING_OPTIONS}
+    options = {name: value for name, value in config["options"].items() if name in MODEL_OPTIONS}
+    return {"model": config["model"], **options, **training, "random_state": config["training"]["seed"]}

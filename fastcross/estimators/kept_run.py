@@ -1,0 +1,85 @@
+"""The run folder of a fitted estimator: kept on disk while the estimator lives, carried as bytes when it travels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import weakref
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastcross.files import building, write_checked_json
+
+if TYPE_CHECKING:
+    from fastcross.training.trained import Trained
+
+LEFT_OUT = ("last.safetensors",)  # what a training would go on from: the data of this one is gone
+
+
+class KeptRun:
+    """A folder of its own, which is removed with the object, by the process that made it."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.folder = Path(tempfile.mkdtemp(prefix="fastcross-"))
+        weakref.finalize(self, _remove, self.folder, os.getpid())
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "run"
+
+    @cached_property
+    def trained(self) -> Trained:
+        from fastcross.training import load_model
+
+        return load_model(self.path, self.device)
+
+    def finish(self) -> None:
+        """After the training: drop what only a resumed one would read."""
+        for name in LEFT_OUT:
+            (self.path / name).unlink(missing_ok=True)
+
+    def copy_to(self, path: Path, name: str, content: dict[str, Any]) -> None:
+        """The run folder, and in it a file of JSON, at another place that is free; whole or not at all."""
+        from fastcross.training.run_folder import Run
+
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ValueError(f"{path} is there already; save to another folder, or remove it")
+        with building(path) as folder:
+            shutil.copytree(self.path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
+            run = Run(folder)
+            if run.history and not (folder / "curves.png").exists():  # a fit does not wait for them
+                run.draw(run.result or {}, run.history)
+            write_checked_json(folder / name, content)
+
+    @classmethod
+    def of(cls, path: Path, device: str) -> KeptRun:
+        """A copy of a run folder that may change or vanish."""
+        kept = cls(device)
+        shutil.copytree(path, kept.path, ignore=shutil.ignore_patterns(*LEFT_OUT, "last-*", ".lock", "explanation"))
+        return kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        files = {str(file.relative_to(self.path)): file.read_bytes() for file in _files(self.path)}
+        return {"device": self.device, "files": files}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["device"])  # type: ignore[misc]
+        for name, content in state["files"].items():
+            file = (self.path / name).resolve()
+            if not file.is_relative_to(self.path.resolve()):
+                raise ValueError(f"a run holds files of its own folder; got {name}")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def _remove(folder: Path, process: int) -> None:
+    """Not by a process that was forked from the one that made it."""
+    if os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
