@@ -19,9 +19,9 @@ def importances(study: Study, model: str) -> dict[str, float] | None:
     }
     if len(complete) < LEAST_TRIALS or not varied:
         return None
-    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # experimental in Optuna 4
+        evaluator = optuna.importance.PedAnovaImportanceEvaluator()
         return optuna.importance.get_param_importances(study.search(model), evaluator=evaluator, params=sorted(varied))
 
 

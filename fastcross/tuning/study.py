@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -137,7 +138,9 @@ class Study:
             )
         found = self._searches[model]
         seed = self.seed + len(found.get_trials(deepcopy=False))
-        found.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # multivariate is experimental in Optuna 4
+            found.sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True)
         return found
 
     def trials(self, model: str) -> "list[optuna.trial.FrozenTrial]":

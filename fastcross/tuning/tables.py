@@ -177,6 +177,8 @@ def differences(records: Sequence[Record]) -> list[str]:
                 if a.error is not None and b.error is not None:
                     error = math.hypot(a.error, b.error)
                     other = NAMES.get(theirs[0].model, theirs[0].model)
+                    if sum(group[0].model == theirs[0].model for group in groups) > 1:
+                        other += f" ({setting_text(theirs[0])})"
                     lines.append(f"DCN - {other}, {metric}: {a.mean - b.mean:+.5f} ± {error:.5f}")
     return lines
 

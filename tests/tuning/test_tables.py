@@ -92,6 +92,8 @@ def test_runs_by_setting_and_their_difference():
     assert [row[-1] for row in table[1:]] == ["0.9740", "0.9737"]
     # errors of the means: 0.01414/√2 and 0.01732/√3, both 0.01
     assert tables.differences(runs)[1] == "DCN - DNN, logloss: -0.01000 ± 0.01414"
+    runs += [record("dnn", 0, test, seed=seed, deep=(9, 9)) for seed, test in enumerate((0.1, 0.2))]
+    assert tables.differences(runs)[3].startswith("DCN - DNN (deep 2 × 9, lr 0.01), logloss: -0.04")
 
 
 def test_text_is_markdown():
