@@ -45,6 +45,8 @@ bench-check: $(VENV)/.developer
 
 static: $(VENV)/.developer
 	$(BIN)/python -m benchmarks.static.offline
+	$(BIN)/python -m benchmarks.static.drawn
+	$(BIN)/python -m benchmarks.static.host
 
 $(VENV)/.user: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

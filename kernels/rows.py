@@ -33,3 +33,12 @@ def stride_like(x: Tensor) -> int:
 def empty_rows(x: Tensor) -> Tensor:
     """An uninitialised tensor like the rows ``x``, with the same padding between rows."""
     return x.new_empty_strided(x.shape, (stride_like(x), 1))
+
+
+def kept_sizes(rows: int, M: int, d: int, packed: torch.dtype, accumulation: torch.dtype) -> tuple[int, int, int, int]:
+    """Of the Triton kernels' buffer, in elements: c, β_L, [W; V] with ``rows`` rows of dtype ``packed``, and the dots.
+
+    Rows of parameters are padded to a multiple of 16 elements, and c too, so that each part is aligned.
+    """
+    columns = -(-d // 16) * 16
+    return -(-rows // 16) * 16, columns, rows * columns * packed.itemsize // accumulation.itemsize, rows * M

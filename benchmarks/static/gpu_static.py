@@ -6,12 +6,11 @@ processor's warps that its registers let run at once. The time is an estimate: b
 
 import itertools
 from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import Any, NamedTuple
 
 from benchmarks.static import offline
-from benchmarks.static.machine_code import Code, Launch, compile_launch
+from benchmarks.static.drawn import compile_cases
+from benchmarks.static.machine_code import Code, Launch
 
 SUITE = "gpu_kernels"
 TITLE = "The GPU kernels' machine code, where no GPU is there to run them: compiled offline for every target"
@@ -59,17 +58,13 @@ def inspect(
     """One row of the table for each target, operator and dtype, at the paper's width and depth."""
     combinations = itertools.product(targets, operators, dtypes)
     cases = [offline.Case(target, name, D, LAYERS, dtype, "aligned") for target, name, dtype in combinations]
-    wanted = {case: offline.launches(case) for case in cases}
-    distinct = list(dict.fromkeys(itertools.chain.from_iterable(wanted.values())))
-    with ProcessPoolExecutor(2, get_context("spawn")) as pool:
-        codes = dict(zip(distinct, pool.map(compile_launch, distinct), strict=True))
-    return [row(case, [(launch, codes[launch]) for launch in launches]) for case, launches in wanted.items()]
+    return [row(case, kernels) for case, kernels in compile_cases(cases, processes=2)]
 
 
 def row(case: offline.Case, kernels: list[tuple[Launch, Code]]) -> dict[str, Any]:
     """A case with its kernels' machine code, and what ``offline`` finds wrong with it."""
     target = TARGETS[case.target]
-    line, wrong = offline.describe(case, [code for _, code in kernels])
+    line, wrong = offline.describe(case, [code for _, code in kernels], sum(launch.sums for launch, _ in kernels))
     described = dict(zip(offline.COLUMNS, line, strict=True))
     moved = float(described["bytes/row"].split(" / ")[0])
     share = min(occupancy(target, code.registers, launch.num_warps) for launch, code in kernels if launch.rows)

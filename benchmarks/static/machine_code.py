@@ -4,7 +4,7 @@ import importlib
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ class Launch:
     divisible: tuple[int, ...]
     num_warps: int
     rows: tuple[tuple[str, int], ...]  # operands (B, d): name, bytes per element
+    sums: int = field(default=0, compare=False)  # bytes of the partial sums it writes or reads
 
     @property
     def warp_size(self) -> int:
@@ -40,9 +41,10 @@ class Code:
     words: frozenset[int]  # bits; but for the last columns of a row, where N is no multiple of the word
     reads: float
     writes: float
+    loop: int = 0  # instructions of the longest loop, on NVIDIA: a tile of a backward pass, a layer of a forward pass
 
 
-def compile_launch(launch: Launch) -> Code:
+def compile_launch(launch: Launch, count_instructions: bool = False) -> Code:
     """Compiles a launch and reads the result."""
     source = ASTSource(
         fn=getattr(importlib.import_module(launch.module), launch.kernel),
@@ -54,7 +56,8 @@ def compile_launch(launch: Launch) -> Code:
     target = GPUTarget("hip", launch.target, launch.warp_size) if amd else GPUTarget("cuda", int(launch.target[3:]), 32)
     compiled = triton.compile(source, target=target, options={"num_warps": launch.num_warps})
     registers, spills = _amd_usage(compiled.asm["amdgcn"]) if amd else _nvidia_usage(compiled.asm["cubin"])
-    return Code(registers, spills, *_row_traffic(launch, compiled.asm["llir"]))
+    loop = longest_loop(_dump(compiled.asm["cubin"], "-sass")) if count_instructions and not amd else 0
+    return Code(registers, spills, *_row_traffic(launch, compiled.asm["llir"]), loop)
 
 
 def _amd_usage(assembly: str) -> tuple[int, int]:
@@ -65,13 +68,27 @@ def _amd_usage(assembly: str) -> tuple[int, int]:
 
 
 def _nvidia_usage(cubin: bytes) -> tuple[int, int]:
+    text = _dump(cubin, "--dump-resource-usage")
+    registers, stack, local = (int(re.findall(rf"{name}:(\d+)", text)[-1]) for name in ("REG", "STACK", "LOCAL"))
+    return registers, stack + local
+
+
+def _dump(cubin: bytes, option: str) -> str:
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        text = subprocess.run([tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
-    registers, stack, local = (int(re.findall(rf"{name}:(\d+)", text.stdout)[-1]) for name in ("REG", "STACK", "LOCAL"))
-    return registers, stack + local
+        return subprocess.run([tool, option, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def longest_loop(sass: str) -> int:
+    """Instructions from the target of a backward branch to the branch, the most of all branches."""
+    code = {int(at, 16): text for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/ +([^;/]+);", sass)}
+    most = 0
+    for at, text in code.items():
+        if (branch := re.search(r"BRA(?:\.\w+)* .*?0x([0-9a-f]+)", text)) and int(branch[1], 16) < at:
+            most = max(most, sum(int(branch[1], 16) <= other <= at for other in code))
+    return most
 
 
 def _row_traffic(launch: Launch, llir: str) -> tuple[frozenset[int], float, float]:
@@ -96,10 +113,10 @@ def _row_traffic(launch: Launch, llir: str) -> tuple[frozenset[int], float, floa
         # Narrower words are the last N % ALIGN columns: lanes that the wide words leave out.
         rest = sum(width for width in widths if width < word)
         elements = constexprs["BLOCK_M"] * constexprs["BLOCK_N"] / (launch.num_warps * launch.warp_size)
-        if rest > constexprs["REST"] * elements * operands[operand]:
+        if rest > constexprs.get("REST", 1) * elements * operands[operand]:
             words.add(8 * min(widths))
         words.add(8 * word)
-        passes[is_load] += (sum(widths) - rest) / (elements * constexprs["CHUNKS"] * operands[operand])
+        passes[is_load] += (sum(widths) - rest) / (elements * constexprs.get("CHUNKS", 1) * operands[operand])
     return frozenset(words), passes[True], passes[False]
 
 

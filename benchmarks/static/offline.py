@@ -8,8 +8,9 @@ make is recorded and compiled with the parameters they chose. Then, per operator
   word        bits per load and store of rows
   rows read / written    how often each element of a (B, d) operand is moved, against the floor of the closed form: all
               loads and stores of the kernels whose addresses lead to such an operand in the LLVM IR; lanes that a mask
-              leaves out do not count, nor do weights, per-row scalars and partial sums
+              leaves out do not count, nor do weights and per-row scalars
   bytes/row   the same times d and the element size
+  sums        what the programs' partial sums add to it, written and read, at B = 4096
 
 Rows are "aligned" if their stride is padded to a multiple of 16 elements, else "packed". The exit status is 1 if a
 kernel spills, if an aligned row is moved in words of less than 128 bits, or if
@@ -18,135 +19,23 @@ rows are not moved as often as the floor says.
 
 import argparse
 import functools
-import importlib
 import itertools
-import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any, NamedTuple
-from unittest import mock
 
-import torch
-from torch import Tensor
-from triton.runtime.jit import JITFunction, type_canonicalisation_dict
+from benchmarks.static.cases import BATCH, DTYPES, FLOOR, TARGETS, Case
+from benchmarks.static.drawn import compile_cases
+from benchmarks.static.machine_code import Code
 
-from benchmarks.static.machine_code import Code, Launch, compile_launch
-from benchmarks.suites import OPERATORS
-from fastcross.kernels.gpu import hardware
-from fastcross.kernels.gpu.launch import Hardware
-
-TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx1100", "gfx1200")
 WIDTHS = (54, 390, 429, 624, 1026, 3456)
 DEPTHS = (1, 3, 6, 8)
-DTYPES = {
-    "fp32": (torch.float32, torch.float32),
-    "bf16": (torch.bfloat16, torch.bfloat16),
-    "mixed": (torch.bfloat16, torch.float32),
-}
-FLOOR = {  # reads and writes of a (B, d) tensor that no implementation can do without
-    f"{operator.name}_{suffix}": floor
-    for operator in OPERATORS
-    for suffix, floor in (("fwd", operator.forward), ("bwd", operator.backward))
-}
-BATCH, OUTPUTS = 4096, 1
+COLUMNS = [*Case._fields[:6], "registers", "spills", "word", "rows read", "written", "bytes/row", "sums"]
+COLUMN_WIDTHS = [8, 17, 5, 6, 5, 7, 9, 6, 6, 9, 7, 15, 6]
 
 
-class Case(NamedTuple):
-    target: str
-    operator: str
-    d: int
-    layers: int
-    dtype: str
-    layout: str
-
-
-COLUMNS = [*Case._fields, "registers", "spills", "word", "rows read", "written", "bytes/row"]
-COLUMN_WIDTHS = [8, 17, 5, 6, 5, 7, 9, 6, 6, 9, 7, 15]
-
-
-def launches(case: Case) -> list[Launch]:
-    """What the operator's launcher would launch."""
-    recorded: list[Launch] = []
-    warp_size = 64 if case.target.startswith("gfx9") else 32
-
-    def record(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        recorded.append(_specialise(case, kernel, args, options))
-
-    with (
-        mock.patch.object(JITFunction, "run", record),
-        mock.patch.object(hardware, "of", return_value=Hardware(132, warp_size)),
-    ):
-        _run(case)
-    return recorded
-
-
-def _run(case: Case) -> None:
-    stem = case.operator.rpartition("_")[0]
-    launcher = getattr(importlib.import_module(f"fastcross.kernels.gpu.{stem}"), case.operator)
-    x_dtype, w_dtype = DTYPES[case.dtype]
-    stride = -(-case.d // 16) * 16 if case.layout == "aligned" else case.d
-
-    def rows() -> Tensor:
-        return torch.empty_strided((BATCH, case.d), (stride, 1), dtype=x_dtype, device="meta")
-
-    def parameter(*shape: int) -> Tensor:
-        return torch.empty(*shape, dtype=w_dtype, device="meta")
-
-    w, b, v = parameter(case.layers, case.d), parameter(case.layers, case.d), parameter(OUTPUTS, case.d)
-    p = torch.empty(case.layers + OUTPUTS, BATCH, device="meta")
-    dz = torch.empty(BATCH, OUTPUTS, dtype=x_dtype, device="meta")
-    match case.operator:
-        case "cross_layer_fwd":
-            launcher(rows(), rows(), w[0], b[0])
-        case "cross_layer_bwd":
-            launcher(rows(), rows(), rows(), w[0], b[0], [True] * 4)
-        case "cross_network_fwd":
-            launcher(rows(), w, b, True)
-        case "cross_network_bwd":
-            launcher(rows(), rows(), w, b, p[: case.layers], [True] * 3)
-        case "cross_logits_fwd":
-            launcher(rows(), w, b, v, True)
-        case "cross_logits_bwd":
-            launcher(dz, rows(), w, b, v, p, [True] * 4)
-
-
-def _specialise(case: Case, kernel: JITFunction, args: tuple, options: dict[str, Any]) -> Launch:
-    """Types and hints as the JIT derives them: pointers and multiples of 16 are marked, the integer 1 is a constant."""
-    given = dict(zip(kernel.arg_names, args, strict=False)) | options
-    signature: list[tuple[str, str]] = []
-    constexprs: list[tuple[str, Any]] = []
-    divisible, rows = [], []
-    for i, parameter in enumerate(kernel.params):
-        name, value = parameter.name, given[parameter.name]
-        free = parameter.do_not_specialize
-        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1 and not free):
-            signature.append((name, "constexpr"))
-            constexprs.append((name, value))
-        elif isinstance(value, Tensor):
-            signature.append((name, "*" + type_canonicalisation_dict[str(value.dtype).removeprefix("torch.")]))
-            divisible.append(i)
-            if value.shape == (BATCH, case.d):
-                rows.append((name, value.element_size()))
-        else:
-            signature.append((name, "i32"))
-            if value % 16 == 0 and not free:
-                divisible.append(i)
-    return Launch(
-        case.target,
-        kernel.fn.__module__,
-        kernel.fn.__name__,
-        tuple(signature),
-        tuple(constexprs),
-        tuple(divisible),
-        options["num_warps"],
-        tuple(rows),
-    )
-
-
-def describe(case: Case, codes: list[Code]) -> tuple[list[str], list[str]]:
-    """One line of the table, and what is wrong with it."""
+def describe(case: Case, codes: list[Code], sums: int = 0) -> tuple[list[str], list[str]]:
+    """One line of the table, and what is wrong with it; ``sums``: bytes of partial sums that the launches move."""
     registers, spills = max(code.registers for code in codes), sum(code.spills for code in codes)
     words = frozenset().union(*(code.words for code in codes))
     moved = sum(code.reads for code in codes), sum(code.writes for code in codes)
@@ -158,25 +47,17 @@ def describe(case: Case, codes: list[Code]) -> tuple[list[str], list[str]]:
         wrong.append(f"words of {min(words)} bits")
     if moved != floor:
         wrong.append(f"moves {moved[0]:g} + {moved[1]:g}, floor {floor[0]} + {floor[1]}")
-    line = [*map(str, case), str(registers), str(spills), "/".join(map(str, sorted(words)))]
+    line = [*map(str, case[:6]), str(registers), str(spills), "/".join(map(str, sorted(words)))]
     line += [f"{moved[0]:g} / {floor[0]}", f"{moved[1]:g} / {floor[1]}"]
-    return [*line, f"{sum(moved) * case.d * size:g} / {sum(floor) * case.d * size}"], wrong
+    line += [f"{sum(moved) * case.d * size:g} / {sum(floor) * case.d * size}", f"{sums / BATCH:.0f}"]
+    return line, wrong
 
 
-def survey(
-    cases: list[Case], processes: int = 2, progress: bool = False
-) -> Iterator[tuple[Case, list[str], list[str]]]:
+def survey(cases: list[Case], processes: int = 2) -> Iterator[tuple[Case, list[str], list[str]]]:
     """Compiles what the cases launch, each distinct kernel once, and describes each case as soon as it can."""
-    wanted = {case: launches(case) for case in cases}
-    distinct = list(dict.fromkeys(itertools.chain.from_iterable(wanted.values())))
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        codes = {launch: pool.submit(compile_launch, launch) for launch in distinct}
-        for case in cases:
-            done = [codes[launch].result() for launch in wanted[case]]
-            if progress and sys.stderr.isatty():
-                finished = sum(code.done() for code in codes.values())
-                print(f"\r{finished} of {len(codes)} kernels", end="\r", file=sys.stderr, flush=True)
-            yield case, *describe(case, done)
+    for case, kernels in compile_cases(cases, processes):
+        sums = sum(launch.sums for launch, _ in kernels)
+        yield case, *describe(case, [code for _, code in kernels], sums)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -209,7 +90,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     show(COLUMNS)
     failures = 0
-    for _, line, wrong in survey(cases, chosen.processes, progress=True):
+    for _, line, wrong in survey(cases, chosen.processes):
         show(line, "; ".join(wrong))
         failures += bool(wrong)
     count = "1 case" if len(cases) == 1 else f"{len(cases)} cases"

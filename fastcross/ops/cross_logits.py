@@ -83,9 +83,9 @@ _apply = internals.direct_apply(CrossLogitsFunction)
 
 
 def _fake_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p: bool, backend: str) -> tuple[Tensor, Tensor]:
-    shape = (w.shape[0] + v.shape[0], x0.shape[0]) if keep_p else (0,)
-    p = x0.new_empty(shape, dtype=accumulation_dtype(x0, w, b, v))
-    return x0.new_empty((x0.shape[0], v.shape[0])), p
+    dtype, packed = accumulation_dtype(x0, w, b, v), torch.promote_types(w.dtype, v.dtype)
+    shape = dispatch.kept_shape(backend, w.shape[0] + v.shape[0], x0, packed, dtype) if keep_p else (0,)
+    return x0.new_empty((x0.shape[0], v.shape[0])), x0.new_empty(shape, dtype=dtype)
 
 
 def _fake_bwd(

@@ -81,8 +81,9 @@ _apply = internals.direct_apply(CrossNetworkFunction)
 
 
 def _fake_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool, backend: str) -> tuple[Tensor, Tensor]:
-    p = x0.new_empty((w.shape[0], x0.shape[0]) if keep_p else (0,), dtype=accumulation_dtype(x0, w, b))
-    return empty_rows(x0), p
+    dtype = accumulation_dtype(x0, w, b)
+    shape = dispatch.kept_shape(backend, w.shape[0], x0, w.dtype, dtype) if keep_p else (0,)
+    return empty_rows(x0), x0.new_empty(shape, dtype=dtype)
 
 
 def _fake_bwd(
@@ -92,7 +93,8 @@ def _fake_bwd(
     return dx0, dispatch.empty_unless(needs[1], w), dispatch.empty_unless(needs[2], w if b is None else b)
 
 
-# p is all that the forward pass keeps: one row per layer, in the accumulation dtype; empty unless ``keep_p``.
+# p is all that the forward pass keeps: one row per layer, in the accumulation dtype; empty unless ``keep_p``. Triton's
+# is a buffer that holds the parameters too, as its kernels read them.
 cross_network_fwd = dispatch.define(
     "cross_network",
     "cross_network_fwd",

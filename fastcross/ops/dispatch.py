@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fastcross.kernels.rows import as_rows
+from fastcross.kernels.rows import as_rows, kept_sizes
 from fastcross.ops import backends, internals
 
 _LIBRARY = torch.library.Library("fastcross", "DEF")
@@ -125,6 +125,12 @@ def differentiates(*tensors: Tensor | None) -> bool:
 def empty_unless(needed: bool, x: Tensor) -> Tensor:
     """A fake's result: contiguous and shaped like ``x`` if it is needed."""
     return x.new_empty(x.shape if needed else 0)
+
+
+def kept_shape(backend: str, rows: int, x0: Tensor, packed: torch.dtype, accumulation: torch.dtype) -> tuple[int, ...]:
+    """A fake's p: dots with ``rows`` rows of parameters; Triton's buffer has these in it, too, in dtype ``packed``."""
+    M, d = x0.shape
+    return (sum(kept_sizes(rows, M, d, packed, accumulation)),) if backend == "triton" else (rows, M)
 
 
 def needed_only(grads: tuple[Tensor, ...], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:

@@ -3,7 +3,7 @@
     s = x·w,   y = s x0 + b + x
 
 The dot and the sum are one pass, s recomputed by the backward pass. Per row, in units of d elements: forward 2 reads +
-1 write, backward 3 reads + 2 writes. Rows too long for registers (more than 16,384 columns forward, 4,096
+1 write, backward 3 reads + 2 writes. Rows too long for registers (more than 14,000 columns forward, 4,000
 backward) take their dots in a pass of their own (``projection``): the operands of the dots are read once more.
 """
 
@@ -15,8 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from fastcross.kernels.gpu import hardware, launch
-from fastcross.kernels.gpu.projection import project, row_dot, tile
-from fastcross.kernels.gpu.recurrence import pack
+from fastcross.kernels.gpu.launch import Work
+from fastcross.kernels.gpu.pack import pack
+from fastcross.kernels.gpu.projection import project, row_dot, tile, word
 from fastcross.kernels.gpu.reduction import reduce_sums
 from fastcross.kernels.gpu.tiles import (
     add,
@@ -43,7 +44,8 @@ def _cross_layer_fwd_kernel(
     stride_x0_m, stride_x_m, stride_y_m,
     # constexprs
     DTYPE: tl.constexpr, WHOLE_ROWS: tl.constexpr, HAS_BIAS: tl.constexpr,
-    ALIGN: tl.constexpr, REST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr,
+    ALIGN: tl.constexpr, REST: tl.constexpr, RAGGED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     offs_m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     mask_m = offs_m < M
@@ -68,18 +70,21 @@ def _cross_layer_fwd_kernel(
 def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
     """y (M, d)."""
     M, N = x0.shape
-    plan = launch.forward(N, x0.element_size(), hardware.of(x0.device), held=2)
+    y = empty_rows(x0)
+    align = word(x0, x, y)
+    plan = launch.forward(
+        N, Work(x0.element_size(), align, 1, held=2, moved=3, rest=N % align > 0, dots=1), hardware.of(x0.device)
+    )
     segments = plan.segments(N)
     w, b = w.contiguous(), None if b is None else b.contiguous()
     s = None if plan.whole_rows else _project(x, w)
-    y = empty_rows(x0)
     if M:
         _cross_layer_fwd_kernel[(triton.cdiv(M, plan.BLOCK_M), segments)](
             x0, x, w, b, s, y,
             M, N, 0 if s is None else s.shape[0],
             x0.stride(0), x.stride(0), y.stride(0),
             DTYPE=_dtype(x0, w, b), WHOLE_ROWS=plan.whole_rows, HAS_BIAS=b is not None,
-            **tile(plan, x0, x, y),
+            **tile(plan, N, align),
         )  # fmt: skip
     return y
 
@@ -89,21 +94,19 @@ def _cross_layer_bwd_kernel(
     # pointers
     dy_ptr, x0_ptr, x_ptr, w_ptr, s_ptr, ds_ptr, dx0_ptr, dx_ptr, sums_ptr,
     # sizes
-    M, N, s_segments, ds_segments,
+    M, N, s_segments, ds_segments, columns,
     # strides
     stride_dy_m, stride_x0_m, stride_x_m, stride_dx0_m, stride_dx_m,
     # constexprs
     DTYPE: tl.constexpr, WHOLE_ROWS: tl.constexpr,
     NEED_DX0: tl.constexpr, NEED_DX: tl.constexpr, NEED_DW: tl.constexpr, NEED_DB: tl.constexpr,
-    ALIGN: tl.constexpr, REST: tl.constexpr,
+    ALIGN: tl.constexpr, REST: tl.constexpr, RAGGED: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """ds = dy·x0; dx0 = s dy; dx = dy + ds w; dw = Σ_rows ds x; db = Σ_rows dy."""
     pid = tl.program_id(0)
     first = tl.program_id(1) * (CHUNKS * BLOCK_N)
-    columns = tl.num_programs(1) * (CHUNKS * BLOCK_N)
-    stride_part = (1 + NEED_DB) * columns
-    sums_ptr += pid.to(tl.int64) * ROWS * stride_part + first
+    sums_ptr += pid.to(tl.int64) * (1 + NEED_DB) * columns
 
     dw = zeros(NEED_DW * CHUNKS, ROWS, BLOCK_N, DTYPE)
     db = zeros(NEED_DB * CHUNKS, ROWS, BLOCK_N, DTYPE)
@@ -138,9 +141,9 @@ def _cross_layer_bwd_kernel(
             store_rows(dx_ptr, dx, offs_m, mask_m, first, N, stride_dx_m, ALIGN, REST, BLOCK_N, CHUNKS)
 
     if NEED_DW:
-        store_sums(sums_ptr, dw, stride_part, ROWS, BLOCK_N, CHUNKS)
+        store_sums(sums_ptr, dw, first, columns, BLOCK_N, CHUNKS)
     if NEED_DB:
-        store_sums(sums_ptr + columns, db, stride_part, ROWS, BLOCK_N, CHUNKS)
+        store_sums(sums_ptr + columns, db, first, columns, BLOCK_N, CHUNKS)
 
 
 def cross_layer_bwd(
@@ -149,37 +152,47 @@ def cross_layer_bwd(
     """dx0, dx, dw and db, each empty unless needed."""
     need_dx0, need_dx, need_dw, need_db = needs
     M, N = x0.shape
-    device = hardware.of(x0.device)
-    plan = launch.backward(N, x0.element_size(), device, held=3, sums=1 + need_dw + need_db, sums_in_memory=False)
-    segments, programs = plan.segments(N), plan.programs(M, device)
-    w = w.contiguous()
-    sums = w.new_empty((programs * plan.ROWS, 1 + need_db, segments * plan.columns), dtype=accumulation_dtype(x0, w, b))
-    s = _project(x, w) if need_dx0 and not plan.whole_rows else None
-    ds = row_dot(dy, x0, sums) if (need_dx or need_dw) and not plan.whole_rows else None
+    device, size = hardware.of(x0.device), x0.element_size()
     dx0 = empty_rows(x0) if need_dx0 else x0.new_empty(0)
     dx = empty_rows(x) if need_dx else x.new_empty(0)
+    align = word(dy, x0, x, *([dx0] if need_dx0 else []), *([dx] if need_dx else []))
+    work = Work(size, align, 1, held=3, moved=5, sums=1 + need_db, rest=N % align > 0)
+    plan = launch.backward(N, work, device, sums_in_memory=False)
+    segments, programs = plan.segments(N), plan.programs(M, N, work, device)
+    w = w.contiguous()
+    columns = -(-N // 16) * 16
+    sums = w.new_empty(programs * (1 + need_db) * columns, dtype=accumulation_dtype(x0, w, b))
+    s = _project(x, w) if need_dx0 and not plan.whole_rows else None
+    ds = row_dot(dy, x0, sums) if (need_dx or need_dw) and not plan.whole_rows else None
     _cross_layer_bwd_kernel[(programs, segments)](
         dy, x0, x, w, s, ds, dx0, dx, sums,
-        M, N, 0 if s is None else s.shape[0], 0 if ds is None else ds.shape[0],
+        M, N, 0 if s is None else s.shape[0], 0 if ds is None else ds.shape[0], columns,
         dy.stride(0), x0.stride(0), x.stride(0), dx0.stride(0), dx.stride(0),
         DTYPE=_dtype(x0, w, b), WHOLE_ROWS=plan.whole_rows,
-        NEED_DX0=need_dx0, NEED_DX=need_dx, NEED_DW=int(need_dw), NEED_DB=int(need_db), ROWS=plan.ROWS,
-        **tile(plan, dy, x0, x, *([dx0] if need_dx0 else []), *([dx] if need_dx else [])),
+        NEED_DX0=need_dx0, NEED_DX=need_dx, NEED_DW=int(need_dw), NEED_DB=int(need_db),
+        **tile(plan, N, align),
     )  # fmt: skip
     dw, db = w.new_empty(N if need_dw else 0), (w if b is None else b).new_empty(N if need_db else 0)
     if need_dw or need_db:
-        reduce_sums(sums, None, w.unsqueeze(0), None, dw if need_dw else None, None, db if need_db else None, layers=1)
+        reduce_sums(
+            sums, None, w.unsqueeze(0), None,
+            (dw if need_dw else None, None, db if need_db else None),
+            layers=1, columns=columns, parts=programs, dc_parts=0, has_dy=need_db,
+        )  # fmt: skip
     return dx0, dx, dw, db
 
 
 def _project(x: Tensor, w: Tensor) -> Tensor:
     """s = x·w by segment, (S, M)."""
-    plan = launch.forward(min(x.shape[1], launch.SEGMENT), x.element_size(), hardware.of(x.device))
-    segments = plan.segments(x.shape[1])
-    packed, c, _ = pack(w.unsqueeze(0), None, None, segments * plan.columns, x)
-    s = c.new_empty((segments, 1, x.shape[0]))
-    project(x, packed, plan, s)
-    return s.squeeze(1)
+    M, N = x.shape
+    align = word(x)
+    plan = launch.forward(
+        min(N, launch.SEGMENT), Work(x.element_size(), align, 1, held=1, moved=1, dots=1), hardware.of(x.device)
+    )
+    buffer, kept = pack(w.unsqueeze(0), None, None, x, 0)
+    s = buffer.new_empty((plan.segments(N), M))
+    project(x, kept.packed, plan, align, s)
+    return s
 
 
 def _dtype(*tensors: Tensor | None) -> tl.dtype:

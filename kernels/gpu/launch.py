@@ -1,32 +1,48 @@
 """Launch parameters by pure arithmetic on shape, dtype and hardware: no driver call, no tuning run.
 
 A program holds ``BLOCK_M`` rows in registers, each as ``CHUNKS`` chunks of ``BLOCK_N`` columns, so that 1026 columns
-occupy 9 × 128 places rather than 2048. A chunk is one 16-byte word for each thread of the warps that share a row; how
-many warps share one is what the register budget decides.
+occupy 3 × 512 places rather than 2048. A thread loads words of ``align`` elements, as wide as the rows' strides allow;
+where a chunk has fewer words than there are threads, ``ROWS`` rows lie side by side.
 
-Forward passes take one dot per layer and row: the fewest warps share a row, since a dot within a warp needs no shared
-memory. Backward passes take one dot per row, but sum weight gradients over rows: all warps share a row, so that a
-thread owns its columns and sums over the rows by itself.
+Every tile that a kernel could take is put through a model of its machine code:
+
+    registers      rows and sums that a thread holds, addresses of its words, a constant
+    resident       programs that the register file of a processor holds at once
+    instructions   of one warp, per row: those of a layer times the layers, and those of the rows
+    bytes          per row, between the processor and memory
+
+and the one with the least estimated time is taken: bytes and instructions over what a processor moves and issues per
+cycle, stretched by the latency that few resident warps leave uncovered. Tiles that would spill are out of the running.
+``tests/kernels/test_launch_model.py`` holds the model to what the compiler emits.
+
+Rows too long for registers are taken in segments, their dots in a pass of its own.
 """
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-# 32-bit registers per thread for tiles and sums, by the warps that share a row. The rest of the 255 (with 16 warps: of
-# the 128) holds addresses, masks and weights; more than this spills on some target.
-FORWARD_REGISTERS = {1: 80, 2: 80, 4: 80, 8: 80, 16: 64}
-BACKWARD_REGISTERS = {4: 112, 8: 112, 16: 48}
-BACKWARD_REGISTERS_WITHOUT_SUMS = {8: 96}
-TEMPORARIES = 64
-REGISTER_FILE = 65536
+REGISTER_FILE = 2048  # 32-bit registers per lane of a processor's warps
+MOST_REGISTERS = 190  # predicted, per thread; the compilers have 255, and the model may err by the difference
+MOST_REGISTERS_OF_16_WARPS = 100  # of 128
+MOST_WARPS = 48  # resident on a processor, on the smaller chips
+WORD = 16  # bytes
 
-# Sums that do not fit in registers go through L2 once per tile; for longer rows a second read of x0 is cheaper.
-MAX_COLUMNS_WITH_SUMS_IN_MEMORY = 4096
-SEGMENT = 4096  # columns per program where rows are too long for registers
-MAX_ROWS_PER_THREAD = 4
-MAX_ROWS_PER_THREAD_WITH_SUMS = 2  # they share each weight read; more would only cost residency
-SCALARS_PER_THREAD = 4  # rows per thread in the kernels that see per-row scalars only
+# A processor of a current chip: bytes of memory traffic and warp instructions per cycle, of which some wait in vain.
+BYTES_PER_CYCLE, INSTRUCTIONS_PER_CYCLE = 14.0, 2.5
+CACHE_COST = 0.4  # of a byte through L2, in bytes of memory traffic
+OWN_CACHE = 128 * 1024  # bytes of a processor's L1 that hold a program's sums
+LATENCY_WARPS = 3  # as many resident warps leave as much time uncovered as they work
+
+BACKWARD_WARPS = (4, 8)
+
+SEGMENT = 4096  # columns per program where a row's dots are taken in segments
+SEGMENT_WITH_SUMS = 128  # columns per program where sums over rows are taken in segments: many rows side by side
+MOST_CHUNKS = 16
+MOST_ROWS = 32  # of a program: a small batch has to go round
+SUMS_SHARE = 0.1  # of the rows' traffic: what the partial sums of segments may add to it
+SCALARS_PER_THREAD = 2  # rows per thread in the kernels that see per-row scalars only
 
 
 class Hardware(NamedTuple):
@@ -36,68 +52,115 @@ class Hardware(NamedTuple):
     warp_size: int = 32
 
 
+class Work(NamedTuple):
+    """What a kernel does with a row of d elements."""
+
+    itemsize: int
+    align: int  # elements per word
+    layers: int  # rows of parameters that pass over the row
+    held: int  # tensors of rows in registers at once
+    moved: int  # reads and writes of rows
+    sums: int = 0  # sums over rows, of d columns each, in registers
+    scalars: int = 0  # sums over rows of one scalar each, in registers
+    rest: bool = False  # rows end within a word, and its elements move one by one
+    dots: int = 0  # per row and layer (forward passes: 1; backward passes take one for all layers)
+
+    @property
+    def size(self) -> int:
+        """32-bit registers per element in the accumulation dtype."""
+        return 2 if self.itemsize == 8 else 1
+
+
 @dataclass(frozen=True)
 class Plan:
-    """The tile of one kernel: what is passed to it, and what its launcher needs to know."""
+    """The tile of one kernel, and what the model predicts of it."""
 
     BLOCK_M: int
     BLOCK_N: int
     CHUNKS: int
-    ROWS: int  # rows that the threads cover side by side: as many partial sums per program
+    ROWS: int  # rows that the threads cover side by side
     num_warps: int
     registers: int
-    whole_rows: bool = True  # else a program sees a segment of each row, and dots are taken in a pass of their own
-    sums_in_registers: bool = True
+    resident: int  # programs per processor
+    instructions: float  # of a warp, per row
+    bytes: float  # per row
+    whole_rows: bool = True  # else a program sees a segment of each row
+    sums_in_registers: bool = True  # else in a buffer of the program's own
+    groups: int = 1  # of layers, each with a pass of its own over the rows for its sums
 
     @property
     def columns(self) -> int:
         return self.BLOCK_N * self.CHUNKS
 
+    @property
+    def cycles(self) -> float:
+        """Estimated, of one processor per row: what takes longer hides half of the other."""
+        memory, issue = self.bytes / BYTES_PER_CYCLE, self.instructions / INSTRUCTIONS_PER_CYCLE
+        return (max(memory, issue) + min(memory, issue) / 2) * (1 + LATENCY_WARPS / (self.resident * self.num_warps))
+
     def segments(self, d: int) -> int:
         return -(-d // self.columns)
 
-    def programs(self, rows: int, hardware: Hardware) -> int:
-        """Persistent programs: as many as are resident at once and no more, since each costs a partial sum."""
-        resident = REGISTER_FILE // (hardware.warp_size * self.num_warps * (self.registers + TEMPORARIES))
-        return max(1, min(-(-rows // self.BLOCK_M), hardware.processors * min(max(resident, 1), 4)))
+    def programs(self, rows: int, d: int, work: Work, hardware: Hardware) -> int:
+        """Persistent programs by segment: as many as are resident at once and no more, since each costs its sums."""
+        segments = self.segments(d)
+        most = hardware.processors * self.resident // (segments * self.groups)
+        if segments > 1 and work.sums:
+            # A sum is written and read again. No fewer programs than processors.
+            padded = -(-d // 16) * 16
+            share = SUMS_SHARE * rows * work.moved * work.itemsize * d / (2 * work.sums * 4 * work.size * padded)
+            most = min(most, max(int(share), -(-hardware.processors // (segments * self.groups))))
+        return max(1, min(-(-rows // self.BLOCK_M), most))
 
 
-def forward(d: int, itemsize: int, hardware: Hardware, held: int = 1) -> Plan:
-    """``held`` tensors of rows in registers."""
-    plan = _fit(d, itemsize, hardware, FORWARD_REGISTERS, held)
-    if plan is None:
-        plan = _fit(SEGMENT, itemsize, hardware, FORWARD_REGISTERS, held)
-        assert plan is not None
-        plan = replace(plan, whole_rows=False)
-    return plan
+@functools.lru_cache(maxsize=4096)
+def forward(d: int, work: Work, hardware: Hardware) -> Plan:
+    """The plan of a pass that sums over no rows."""
+    plan = _best(d, work, hardware, (1, 2, 4, 8, 16))
+    if plan is not None:
+        return plan
+    segment = _best(min(d, SEGMENT), work, hardware, (1, 2, 4, 8, 16))
+    assert segment is not None
+    return replace(segment, whole_rows=False)
 
 
-def backward(
-    d: int,
-    itemsize: int,
-    hardware: Hardware,
-    held: int,
-    sums: int,
-    whole_rows: bool = True,
-    sums_in_memory: bool = True,
-) -> Plan:
-    """``held`` tensors of rows and ``sums`` partial sums of d columns in registers.
+@functools.lru_cache(maxsize=4096)
+def backward(d: int, work: Work, hardware: Hardware, whole_rows: bool = True, sums_in_memory: bool = True) -> Plan:
+    """The plan of a pass that sums over rows: whole rows with their sums in registers where they fit.
 
-    Where they do not fit: sums in the program's own buffer; for long rows, segments of rows instead.
+    Else by bytes: whole rows with their sums in memory, or segments of rows, whose dots take a pass of their own.
     """
+    memory = None
     if whole_rows:
-        plan = _fit(d, itemsize, hardware, BACKWARD_REGISTERS, held, sums)
-        if plan is not None:
-            return plan
-        plan = _fit(d, itemsize, hardware, BACKWARD_REGISTERS_WITHOUT_SUMS, held)
-        if plan is not None and sums_in_memory and d <= MAX_COLUMNS_WITH_SUMS_IN_MEMORY:
-            return replace(plan, sums_in_registers=False)
-    block = min(d, 4 * hardware.warp_size * _vector(itemsize))
-    plan = _fit(block, itemsize, hardware, BACKWARD_REGISTERS, held, sums)
-    in_registers = plan is not None
-    plan = plan or _fit(block, itemsize, hardware, BACKWARD_REGISTERS, held)
-    assert plan is not None
-    return replace(plan, whole_rows=False, sums_in_registers=in_registers)
+        whole = _best(d, work, hardware, BACKWARD_WARPS)
+        if whole is not None:
+            return whole
+        memory = _best_with_sums_in_memory(d, work, hardware) if sums_in_memory else None
+    block, groups = min(d, SEGMENT_WITH_SUMS), 1
+    while (part := _best(block, _group(work, groups), hardware, BACKWARD_WARPS)) is None:
+        groups += 1
+    # The dots read both of their operands once more, and so does each group of several the rows.
+    moved = work.moved + 2 * whole_rows + (groups if groups > 1 else 0)
+    part = replace(part, whole_rows=False, groups=groups, bytes=moved * d * work.itemsize)
+    return part if memory is None or part.bytes < memory.bytes else memory
+
+
+def _group(work: Work, groups: int) -> Work:
+    """The sums of one group of layers."""
+    return work._replace(layers=-(-work.layers // groups), sums=-(-work.sums // groups), scalars=0)
+
+
+def _best_with_sums_in_memory(d: int, work: Work, hardware: Hardware) -> Plan | None:
+    without = work._replace(sums=0)
+    plans = []
+    for tile in _tiles(d, work, hardware, BACKWARD_WARPS):
+        plan = predict(d, without, hardware, *tile)
+        if plan.ROWS == 1 and plan.registers <= _limit(plan.num_warps):
+            # They are read from the processor's own cache where they fit into it, and always written through it.
+            size = work.sums * 4 * work.size * d
+            through_cache = size / plan.BLOCK_M * (1 if size <= OWN_CACHE else 2)
+            plans.append(replace(plan, sums_in_registers=False, bytes=plan.bytes + CACHE_COST * through_cache))
+    return min(plans, key=lambda plan: plan.bytes, default=None)
 
 
 def scalars(hardware: Hardware) -> dict[str, int]:
@@ -105,37 +168,55 @@ def scalars(hardware: Hardware) -> dict[str, int]:
     return {"BLOCK_M": hardware.warp_size * SCALARS_PER_THREAD, "num_warps": 1}
 
 
-def alignment(itemsize: int, *strides: int) -> int:
-    """The widest word, in elements, that divides every row stride: up to 16 bytes."""
-    align = _vector(itemsize)
-    while any(stride % align for stride in strides):
-        align //= 2
-    return align
+def _best(d: int, work: Work, hardware: Hardware, warps: tuple[int, ...]) -> Plan | None:
+    plans = (predict(d, work, hardware, *tile) for tile in _tiles(d, work, hardware, warps))
+    return min((p for p in plans if p.registers <= _limit(p.num_warps)), key=lambda p: p.cycles, default=None)
 
 
-def _fit(d: int, itemsize: int, hardware: Hardware, budget: Mapping[int, int], held: int, sums: int = 0) -> Plan | None:
-    """The tile with the fewest warps that holds two rows per thread, which share each weight read; else one row."""
-    vector, best = _vector(itemsize), None
-    words = vector * max(1, itemsize // 4)
-    for sharing, registers in budget.items():
-        block = min(max(_next_power_of_2(d), vector), vector * hardware.warp_size * sharing)
-        chunks = -(-d // block)
-        most = MAX_ROWS_PER_THREAD_WITH_SUMS if sums else MAX_ROWS_PER_THREAD
-        rows = min((registers - sums * chunks * words) // (held * chunks * words), most)
-        if rows < 1 or (best is not None and rows < 2):
-            continue
-        rows = 1 << (rows.bit_length() - 1)
-        at_once = sharing * hardware.warp_size * vector // block
-        used = (sums + held * rows) * chunks * words
-        best = Plan(at_once * rows, block, chunks, at_once, sharing, used)
-        if rows >= 2:
-            break
-    return best
+def _tiles(d: int, work: Work, hardware: Hardware, warps: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
+    """(BLOCK_M, BLOCK_N, ROWS, num_warps): powers of two, one word per thread, no chunk wider than need be."""
+    widest = max(1 << (d - 1).bit_length(), work.align)
+    for count in warps:
+        words = count * hardware.warp_size * work.align
+        block = min(words, widest)
+        while block >= min(widest, 32) and -(-d // block) <= MOST_CHUNKS:
+            at_once = words // block
+            if at_once > 1 and count > 4:
+                break  # two smaller programs do the same
+            for rows in (1, 2, 4):
+                if rows == 1 or at_once * rows <= MOST_ROWS:
+                    yield at_once * rows, block, at_once, count
+            block //= 2
 
 
-def _vector(itemsize: int) -> int:
-    return 16 // itemsize
+def _limit(num_warps: int) -> int:
+    return MOST_REGISTERS if num_warps < 16 else MOST_REGISTERS_OF_16_WARPS
 
 
-def _next_power_of_2(n: int) -> int:
-    return 1 << (n - 1).bit_length()
+def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, ROWS: int, num_warps: int) -> Plan:
+    """The model: what the compilers make of a tile."""
+    chunks = -(-d // BLOCK_N)
+    chunk = max(work.align, BLOCK_N // (num_warps * hardware.warp_size))  # columns of a chunk's row, per thread
+    rows, columns = BLOCK_M // ROWS, chunk * chunks  # per thread
+    elements, words = columns * rows, columns * rows // work.align
+    rest = rows * chunk if work.rest else 0  # words of one element
+    sharing = -(-num_warps // ROWS)  # warps that share a row
+
+    # A backward pass has a layer's weights ahead of their use; a forward pass, which waits for each dot, a word or two.
+    ahead, base = (min(columns, 8), 24) if work.dots else (columns, 40)
+    if work.dots and work.itemsize == 2:
+        ahead += elements // 2  # rows before they are converted
+    registers = base + work.size * (work.held * elements + work.sums * columns + ahead) + 2 * rest
+    registers += words + rows * (2 * work.moved + work.scalars + work.layers * (work.sums > 0))
+    given = -(-min(registers, 255) // 8) * 8
+    resident = max(1, min(REGISTER_FILE // (given * num_warps), MOST_WARPS // num_warps))
+
+    dot = rows * 10 + (16 if sharing > 1 else 0)  # beside its products
+    layer = work.size * elements * (1 + (work.sums > 0)) + columns / 2 + 4 * rows + work.dots * dot
+    passes = work.moved * (words * 4 + elements * (2 if work.itemsize == 2 else 0.5) + rest * 5) + 30
+    if not work.dots:
+        passes += work.size * elements + dot
+    instructions = (work.layers * layer + passes) * num_warps / BLOCK_M
+    return Plan(
+        BLOCK_M, BLOCK_N, chunks, ROWS, num_warps, registers, resident, instructions, work.moved * d * work.itemsize
+    )

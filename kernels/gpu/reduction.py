@@ -81,22 +81,28 @@ def reduce_sums(
     dc: Tensor | None,
     packed: Tensor,
     b: Tensor | None,
-    dw: Tensor | None,
-    dv: Tensor | None,
-    db: Tensor | None,
+    grads: tuple[Tensor | None, Tensor | None, Tensor | None],
+    *,
     layers: int,
+    columns: int,
+    parts: int,
+    dc_parts: int,
+    has_dy: bool,
 ) -> None:
-    """Writes the gradients given, from ``sums`` (parts, rows [+ 1], columns): Σ dp x0 by row of [W; V], then Σ dy."""
-    N = next(grad for grad in (dw, dv, db) if grad is not None).shape[-1]
-    parts, stored, columns = sums.shape
+    """Writes the gradients given (dw, dv, db), from ``sums`` (parts, rows [+ 1], columns) and dc (dc_parts, rows).
+
+    The rows of the sums are Σ dp x0 by row of [W; V], then Σ dy.
+    """
+    dw, dv, db = grads
+    N = next(grad for grad in grads if grad is not None).shape[-1]
     rows = packed.shape[0]
     b = unit_columns(b)
     block = 128 if N <= 4096 else 512
-    _reduction_kernel[(triton.cdiv(N, block), rows + (db is not None))](
+    _reduction_kernel[(-(-N // block), rows + (db is not None))](
         sums, dc, packed, b, dw, dv, db,
-        N, layers, rows, parts, 0 if dc is None else dc.shape[0], columns,
+        N, layers, rows, parts, dc_parts, columns,
         packed.stride(0), 0 if b is None else b.stride(0),
         HAS_BIAS=b is not None and dc is not None, HAS_DC=dc is not None,
-        HAS_DY=stored > rows, NEED_DW=dw is not None, NEED_DV=dv is not None, NEED_DB=db is not None,
+        HAS_DY=has_dy, NEED_DW=dw is not None, NEED_DV=dv is not None, NEED_DB=db is not None,
         BLOCK_P=16, BLOCK_N=block, num_warps=4,
     )  # fmt: skip

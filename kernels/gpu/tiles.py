@@ -23,6 +23,12 @@ def unit_columns(parameter: Parameter) -> Parameter:
     return parameter.contiguous()
 
 
+def carve(like: Tensor, *sizes: int) -> tuple[Tensor, ...]:
+    """Uninitialised vectors of at least ``sizes`` elements in one allocation, each aligned to 16 elements."""
+    padded = [-(-size // 16) * 16 for size in sizes]
+    return like.new_empty(sum(padded)).split(padded)
+
+
 @triton.jit
 def row_offsets(offs_m, stride, ALIGN: tl.constexpr):
     # A product with ALIGN says what tl.multiple_of would say, which the compiler (3.7) loses for a tile of one row.
@@ -80,11 +86,25 @@ def load_vector(
 
 
 @triton.jit
-def load_packed(ptr, first, DTYPE: tl.constexpr, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr):
-    """One row of parameters that ``recurrence.pack`` has padded with zeros, as CHUNKS chunks (1, BLOCK_N)."""
+def load_packed(
+    ptr, first, columns, DTYPE: tl.constexpr, RAGGED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """One row of parameters that ``pack`` has padded with zeros, for each of BLOCK_M rows.
+
+    It is loaded for the ROWS rows that lie side by side, so that each thread has the columns that it has of a row, and
+    no word goes from thread to thread. RAGGED chunks from the end may reach beyond its columns.
+    """
     vector = ()
+    ptrs = ptr + tl.zeros((ROWS, 1), tl.int32)
     for k in tl.static_range(CHUNKS):
-        vector = vector + (tl.load(ptr + first + k * BLOCK_N + tl.arange(0, BLOCK_N)).to(DTYPE)[None, :],)
+        offs_n = first + k * BLOCK_N + tl.arange(0, BLOCK_N)[None, :]
+        if k >= CHUNKS - RAGGED:
+            chunk = tl.load(ptrs + offs_n, mask=offs_n < columns, other=0.0)
+        else:
+            chunk = tl.load(ptrs + offs_n)
+        tall = tl.broadcast_to(chunk.to(DTYPE)[None, :, :], (BLOCK_M // ROWS, ROWS, BLOCK_N))
+        vector = vector + (tl.reshape(tall, (BLOCK_M, BLOCK_N)),)
     return vector
 
 
@@ -133,18 +153,20 @@ def fold(rows, ROWS: tl.constexpr, CHUNKS: tl.constexpr):
 
 
 @triton.jit
-def store_sums(ptr, sums, stride_row, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr):
-    ptrs = ptr + tl.arange(0, ROWS)[:, None] * stride_row + tl.arange(0, BLOCK_N)[None, :]
+def store_sums(ptr, sums, first, columns, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr):
+    """Adds the rows that the threads cover side by side, which leaves one partial sum to a program, and stores it."""
     for k in tl.static_range(CHUNKS):
-        tl.store(ptrs + k * BLOCK_N, sums[k])
+        offs_n = first + k * BLOCK_N + tl.arange(0, BLOCK_N)
+        tl.store(ptr + offs_n, tl.sum(sums[k], 0), mask=offs_n < columns)
 
 
 @triton.jit
-def add_sums(ptr, sums, stride_row, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr):
+def add_sums(ptr, sums, first, columns, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr):
     """Adds to sums in memory; the caller waits for the program's other threads before it adds to them again."""
-    ptrs = ptr + tl.arange(0, ROWS)[:, None] * stride_row + tl.arange(0, BLOCK_N)[None, :]
     for k in tl.static_range(CHUNKS):
-        tl.store(ptrs + k * BLOCK_N, tl.load(ptrs + k * BLOCK_N) + sums[k])
+        offs_n = first + k * BLOCK_N + tl.arange(0, BLOCK_N)
+        mask_n = offs_n < columns
+        tl.store(ptr + offs_n, tl.load(ptr + offs_n, mask=mask_n, other=0.0) + tl.sum(sums[k], 0), mask=mask_n)
 
 
 @triton.jit

@@ -12,9 +12,10 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET", "") not in ("", "0"):
     pytest.skip("an interpreting process cannot compile", allow_module_level=True)
 
-from benchmarks.static import offline
+from benchmarks.static import drawn, offline
+from benchmarks.static.cases import FLOOR, TARGETS, Case, draw
 from benchmarks.static.machine_code import Code
-from benchmarks.static.offline import FLOOR, TARGETS, WIDTHS, Case
+from benchmarks.static.offline import WIDTHS
 
 
 def faults(cases):
@@ -36,6 +37,12 @@ def test_packed_rows_take_the_words_their_stride_allows():
     cases = [Case("sm_90", "cross_network_fwd", d, 1, "fp32", "packed") for d in (1026, 429, 624)]
     lines = [line for _, line, wrong in offline.survey(cases, processes=1) if not wrong]
     assert [line[offline.COLUMNS.index("word")] for line in lines] == ["64", "32", "128"]
+
+
+def test_cases_drawn_at_random_do_not_spill():
+    """A slice of the thousand that ``python -m benchmarks.static.drawn`` compiles; its passes over rows only."""
+    found = list(drawn.spills(draw(drawn.SEED, 60), processes=2, rows_only=True))
+    assert not found, f"seed {drawn.SEED}: {found}"
 
 
 def test_faults_are_named():

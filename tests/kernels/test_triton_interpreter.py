@@ -1,4 +1,4 @@
-"""test_triton_kernels.py in Triton's interpreter: a process of its own, since one either interprets or compiles."""
+"""The test_triton_*.py in Triton's interpreter: a process of its own, since one either interprets or compiles."""
 
 import os
 import subprocess
@@ -12,7 +12,8 @@ def test_kernels_in_the_interpreter():
     pytest.importorskip("triton")
     tests = Path(__file__).parent
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", tests / "test_triton_kernels.py"]
+    files = [tests / "test_triton_kernels.py", tests / "test_triton_bounds.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     run = subprocess.run(command, cwd=tests.parent, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
 

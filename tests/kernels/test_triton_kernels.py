@@ -148,7 +148,7 @@ def test_only_needed_gradients(operator, d, device):
 @pytest.mark.parametrize("d", [30, 33, 4200])
 def test_writes_nothing_between_rows(operator, d, device, monkeypatch):
     """Rows are written into the middle of a larger tensor; what lies around them and between them stays as it was."""
-    from fastcross.kernels.gpu import cross_layer, cross_network
+    from fastcross.kernels.gpu import cross_layer, cross_network, network_bwd
 
     bands = []
 
@@ -160,6 +160,7 @@ def test_writes_nothing_between_rows(operator, d, device, monkeypatch):
 
     monkeypatch.setattr(cross_layer, "empty_rows", empty_rows)
     monkeypatch.setattr(cross_network, "empty_rows", empty_rows)
+    monkeypatch.setattr(network_bwd, "empty_rows", empty_rows)
     check(operator, operands(operator, 6, d, 2, SINGLE, device, stride=d + 7))
     assert bands
     for band, width in bands:

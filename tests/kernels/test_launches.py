@@ -1,0 +1,67 @@
+"""What the launchers launch, seen without a GPU and without compiling: how often, and how many partial sums."""
+
+import os
+
+import pytest
+
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET", "") not in ("", "0"):
+    pytest.skip("an interpreting process has no launches to look at", allow_module_level=True)
+
+from benchmarks.static.cases import BATCH, Case, draw, launches
+from fastcross.kernels.gpu import launch
+from fastcross.kernels.gpu.launch import Work
+
+LAUNCHES = {
+    "cross_layer_fwd": 1,
+    "cross_layer_bwd": 2,
+    "cross_network_fwd": 2,
+    "cross_network_bwd": 3,
+    "cross_logits_fwd": 3,
+    "cross_logits_bwd": 3,
+}
+
+
+@pytest.mark.parametrize("operator", LAUNCHES)
+@pytest.mark.parametrize("d", [54, 1026])
+def test_number_of_launches(operator, d):
+    made = launches(Case("sm_90", operator, d, 6, "fp32", "aligned"))
+    assert len(made) == LAUNCHES[operator], [each.kernel for each in made]
+
+
+@pytest.mark.parametrize("layers", [6, 16, 64])
+def test_long_rows_and_deep_networks_take_at_most_one_launch_more(layers):
+    made = launches(Case("sm_90", "cross_network_bwd", 5000, layers, "fp32", "aligned"))
+    assert len(made) <= 4, [each.kernel for each in made]
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("fp32", 4), ("bf16", 2)])
+def test_sums_of_the_logits_are_a_tenth_of_the_rows(dtype, size):
+    made = launches(Case("sm_90", "cross_logits_bwd", 1026, 6, dtype, "aligned"))
+    assert 0 < sum(each.sums for each in made) <= 0.1 * (2 * BATCH * 1026 * size)
+
+
+def test_a_program_has_one_partial_sum():
+    """Rows that lie side by side in a program are added up before they are stored."""
+    rows, reduction = launches(Case("sm_90", "cross_network_bwd", 54, 6, "fp32", "aligned"))[1:]
+    assert dict(rows.constexprs)["ROWS"] > 1
+    parts = reduction.sums / ((6 + 1) * 64 * 4)
+    assert parts <= BATCH / dict(rows.constexprs)["BLOCK_M"]
+
+
+def test_a_seed_draws_the_same_cases():
+    assert draw(5, 40) == draw(5, 50)[:40] != draw(6, 40)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4, 8])
+@pytest.mark.parametrize("layers", [1, 16, 500])
+def test_every_shape_has_a_plan_within_the_registers(itemsize, layers):
+    for d in (1, 17, 129, 1026, 5000, 40000):
+        for align in (1, 16 // itemsize):
+            work = Work(itemsize, align, layers, 2, 3, sums=layers + 1, scalars=layers, rest=d % align > 0)
+            for whole_rows in (True, False):
+                plan = launch.backward(d, work, launch.Hardware(132, 32), whole_rows)
+                assert plan.registers <= launch.MOST_REGISTERS
+                assert plan.groups == 1 or not plan.whole_rows
+            one = launch.forward(d, work._replace(held=1, sums=0, scalars=0, dots=1), launch.Hardware(132, 32))
+            assert one.registers <= launch.MOST_REGISTERS

@@ -1,0 +1,122 @@
+"""In Triton's interpreter all operands, results and buffers lie between protected pages: an access beyond one crashes.
+
+The interpreter reads and writes real addresses. ``test_triton_interpreter.py`` runs this file in a process of its own,
+and a crash there is a failing test here.
+"""
+
+import ctypes
+import mmap
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+
+if os.environ.get("TRITON_INTERPRET", "") in ("", "0"):
+    pytest.skip("for Triton's interpreter", allow_module_level=True)
+
+from fastcross.kernels.gpu import hardware, network_bwd
+from fastcross.kernels.gpu import launchers as gpu
+
+PAGE = mmap.PAGESIZE
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+
+
+class Guarded:
+    """Tensors that begin, or end, at a page that the system protects."""
+
+    def __init__(self, at_end):
+        self.at_end, self.maps = at_end, []
+
+    def empty_strided(self, shape, stride, dtype):
+        elements = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        size = elements * dtype.itemsize
+        pages = max(1, -(-size // PAGE))
+        memory = mmap.mmap(-1, (pages + 2) * PAGE)
+        self.maps.append(memory)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        for page in (start, start + (pages + 1) * PAGE):
+            assert LIBC.mprotect(page, PAGE, 0) == 0, os.strerror(ctypes.get_errno())
+        offset = PAGE + (pages * PAGE - size if self.at_end else 0)
+        flat = torch.frombuffer(memory, dtype=dtype, count=max(elements, 1), offset=offset) if size else torch.empty(0)
+        flat = flat.to(dtype)[:elements]
+        if dtype.is_floating_point:
+            flat.fill_(float("nan"))  # what is read before it is written shows
+        return flat.as_strided(shape, stride)
+
+    def empty(self, shape, dtype):
+        stride = [1]
+        for n in reversed(shape[1:]):
+            stride.insert(0, stride[0] * n)
+        return self.empty_strided(shape, stride, dtype)
+
+    def copy(self, tensor):
+        return self.empty_strided(tensor.shape, tensor.stride(), tensor.dtype).copy_(tensor)
+
+
+@pytest.fixture(params=["begins at a protected page", "ends at a protected page"])
+def guarded(request, monkeypatch):
+    guarded = Guarded(request.param.startswith("ends"))
+
+    def new_empty(like, *size, dtype=None, **options):
+        shape = size[0] if size and not isinstance(size[0], int) else size
+        return guarded.empty(tuple(shape), dtype or like.dtype)
+
+    def new_empty_strided(like, shape, stride, dtype=None):
+        return guarded.empty_strided(tuple(shape), tuple(stride), dtype or like.dtype)
+
+    def carve(like, *sizes):
+        return tuple(guarded.empty((size,), like.dtype) for size in sizes)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
+    monkeypatch.setattr(torch.Tensor, "new_empty_strided", new_empty_strided)
+    monkeypatch.setattr(network_bwd, "carve", carve)
+    monkeypatch.setattr(hardware, "of", lambda device: hardware.Hardware(processors=1))
+    return guarded
+
+
+@pytest.mark.parametrize(
+    ("d", "padding", "layers", "dtype"),
+    [(33, 0, 2, torch.float32), (1026, 14, 3, torch.float32), (54, 0, 3, torch.bfloat16), (4200, 0, 1, torch.float32)],
+    ids=["odd", "paper", "half", "long"],
+)
+def test_nothing_beyond_the_operands(guarded, d, padding, layers, dtype):
+    generator = torch.Generator().manual_seed(d)
+
+    def rows():
+        return guarded.copy(torch.randn(3, d + padding, generator=generator).to(dtype)[:, :d])
+
+    def parameter(*shape):
+        return guarded.copy(torch.randn(*shape, generator=generator).mul_(d**-0.5).to(dtype))
+
+    x0, x, dy, w, b, v = rows(), rows(), rows(), parameter(layers, d), parameter(layers, d), parameter(2, d)
+    dz = guarded.copy(torch.ones(3, 2, dtype=dtype))
+    results = [gpu.cross_layer_fwd(x0, x, w[0], b[0]), *gpu.cross_layer_bwd(dy, x0, x, w[0], b[0], [True] * 4)]
+    y, kept = gpu.cross_network_fwd(x0, w, b, True)
+    results += [y, *gpu.cross_network_bwd(dy, x0, w, b, kept, [True] * 3)]
+    z, kept = gpu.cross_logits_fwd(x0, w, b, v, True)
+    results += [z, *gpu.cross_logits_bwd(dz, x0, w, b, v, kept, [True] * 4)]
+    assert all(result.isfinite().all() for result in results)
+
+
+def test_an_access_beyond_an_operand_crashes():
+    code = f"""
+import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})
+import torch, triton, triton.language as tl
+from test_triton_bounds import Guarded
+
+@triton.jit
+def last(x_ptr, y_ptr, n):
+    tl.store(y_ptr, tl.load(x_ptr + n))
+
+x, y = Guarded(True).empty((8,), torch.float32), torch.empty(1)
+last[(1,)](x.fill_(1.0), y, 7)
+assert y.item() == 1
+last[(1,)](x, y, 8)
+"""
+    with open(os.devnull) as devnull:
+        run = subprocess.run([sys.executable, "-"], input=code, text=True, stderr=subprocess.PIPE, stdout=devnull)
+    assert run.returncode == -signal.SIGSEGV, run.stderr
