@@ -190,5 +190,5 @@ def recurrence_bwd(
 def recurrence_tile(device: Hardware, align: int, has_a: bool) -> dict[str, int]:
     """The constexprs of the backward recurrence, with a dot of rows or without."""
     if has_a:
-        return {"ALIGN": align, "BLOCK_M": 4, "BLOCK_N": 4 * device.warp_size * align, "num_warps": 4}
+        return {"ALIGN": align, "BLOCK_M": 4, "BLOCK_N": 2 * device.warp_size * align, "num_warps": 4}
     return {"ALIGN": 1, "BLOCK_N": 1, **launch.scalars(device)}
