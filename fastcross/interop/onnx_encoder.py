@@ -42,15 +42,11 @@ class OnnxEncoder:
         self.ports: list[Port] = []
         self.spellings = dict.fromkeys((*get_format(encoder.format).missing, *MISSING))
 
-    def model_inputs(self) -> list[ir.Value]:
-        """dense (batch, num_dense) float32, categorical (batch, k) int64, and the tensors of each bag."""
+    def encode(self) -> tuple[ir.Value, list[ir.Value], list[ir.Value]]:
+        """dense (batch, num_dense) float32, the ids of each categorical column (batch,), the tensors of each bag."""
         dense, categorical = self._dense(), self._categories()
         bags = [self._bag(name, ids) for name, ids in zip(self.columns.bags or (), self.encoder.bags, strict=True)]
-        rows = self._op("Shape", self.inputs[0])
-        stacked = [self._stack(dense) if dense else self._nothing(rows, np.float64)]
-        stacked[0] = self._transform(stacked[0])
-        stacked.append(self._stack(categorical) if categorical else self._nothing(rows, np.int64))
-        return [*stacked, *(tensor for bag in bags for tensor in bag)]
+        return self._transform(self.stack(dense, np.float64)), categorical, [tensor for bag in bags for tensor in bag]
 
     def _dense(self) -> list[ir.Value]:
         what = "a number; missing: NaN"
@@ -131,7 +127,9 @@ class OnnxEncoder:
         """(batch, most) texts, and how many of them each row has."""
         parts, counts = self._node("StringSplit", [texts], {"delimiter": separator}, outputs=2)
         missing = self._look_up(texts, dict.fromkeys(self.spellings, 1))
-        return parts, self._op("Mul", counts, self._op("Sub", self._constant(1), missing))
+        counts = self._op("Mul", counts, self._op("Sub", self._constant(1), missing))
+        # Fails where there are not as many rows as in the first column: a short bag would pass for empty ones.
+        return parts, self._op("Reshape", counts, self._op("Shape", self.inputs[0]))
 
     def _keys(self, ids: Vocabulary) -> dict[str, int]:
         texts = ids.values.to_pylist()
@@ -150,15 +148,13 @@ class OnnxEncoder:
         self.ports.append(Port(name, kind, "(batch,)", meaning))
         return self.inputs[-1]
 
-    def _stack(self, columns: Sequence[ir.Value]) -> ir.Value:
+    def stack(self, columns: Sequence[ir.Value], dtype: npt.DTypeLike) -> ir.Value:
         """(batch,) each -> (batch, n), which fails where they are not equally long."""
+        if not columns:
+            shape = self._op("Concat", self._op("Shape", self.inputs[0]), self._constant([0]), axis=0)
+            return self._op("ConstantOfShape", shape, value=ir.tensor(np.zeros(1, dtype)))
         axis = self._constant([1])
         return self._op("Concat", *(self._op("Unsqueeze", column, axis) for column in columns), axis=1)
-
-    def _nothing(self, rows: ir.Value, dtype: npt.DTypeLike) -> ir.Value:
-        """(batch, 0)"""
-        shape = self._op("Concat", rows, self._constant([0]), axis=0)
-        return self._op("ConstantOfShape", shape, value=ir.tensor(np.zeros(1, dtype)))
 
     def _constant(self, value: Any) -> ir.Value:
         array = np.asarray(value)
