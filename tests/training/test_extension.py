@@ -129,6 +129,20 @@ def test_new_ids_are_learned(folder, tmp_path, monkeypatch):
     assert config["training"] == {**vars(TrainingConfig(**TRAINING)), "epochs": 1}
 
 
+def test_other_models_and_optimisers(folder, tmp_path, monkeypatch):
+    """One number for each row, and tables that are no embeddings: they grow all the same."""
+    config = TrainingConfig(batch_size=256, max_steps=2, optimizer="rowwise_adagrad")
+    Experiment(Dataset(str(folder / "cache")), "fm", training=config, threads=1).run(tmp_path / "fm")
+    rows, new = folder / "rows.csv", [folder / "new.csv"]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "resume", lambda *args, **kwargs: None)
+        extend(tmp_path / "fm", new, tmp_path / "grown", cache=str(tmp_path / "cache"), training={"max_steps": 1})
+    assert torch.equal(logits(tmp_path / "grown", rows), logits(tmp_path / "fm", rows))
+    assert resume(tmp_path / "grown")["steps"] == 1
+    users = [load_model(tmp_path / name).model.one_hot.tables.tables[0] for name in ("grown", "fm")]
+    assert len(users[0]) == len(users[1]) + 15
+
+
 def test_in_place(folder, tmp_path, monkeypatch):
     """The run is replaced when all is done, and what a user put into its folder stays."""
     run = tmp_path / "run"
@@ -199,6 +213,9 @@ def test_what_cannot_be_extended(folder, tmp_path, capsys):
         tmp_path / "crossed", "--data", new, "--run", target
     )
     assert "it must stay adam; got sgd" in told(run, "--data", new, "--run", target, "--optimizer", "sgd")
+    quantity = Dataset(str(folder / "old.csv"), str(tmp_path / "cache"), {"columns": COLUMNS | {"task": "regression"}})
+    Experiment(quantity, options={"embedding_dim": 2}, training=config, threads=1).run(tmp_path / "quantity")
+    assert "predicts a quantity" in told(tmp_path / "quantity", "--data", new, "--run", target)
     (tmp_path / "bad.csv").write_text("user,film\nu1,2\n")
     assert "no column" in told(run, "--data", tmp_path / "bad.csv", "--run", target)
     assert "is there already and not empty" in told(run, "--data", new, "--run", tmp_path / "crossed")
