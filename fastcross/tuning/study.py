@@ -11,6 +11,7 @@ working/       a lock for each trial at work, by which it is known whose process
 import contextlib
 import fcntl
 import os
+import random
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
@@ -74,7 +75,7 @@ class Study:
             raise ValueError(f"{study.path} {holds}, or choose another folder")
         for name in ("trials", "seeds", "runs", "working"):
             (study.path / name).mkdir(parents=True, exist_ok=True)
-        study._write_grid()
+        study._begin()
         write_checked_json(  # last: a folder that has it is whole
             study.path / "study.json",
             {
@@ -184,14 +185,15 @@ class Study:
             return optuna.pruners.SuccessiveHalvingPruner(min_resource=2, reduction_factor=2)
         return optuna.pruners.NopPruner()
 
-    def _write_grid(self) -> None:
-        """All points as trials that wait for a process; in an order of their own, for a pruner compares neighbours."""
-        import random
+    def _begin(self) -> None:
+        """Make the database, for processes that come later and at once; of a grid, all points as trials that wait.
 
-        for model in self.models if self.whole_grid else ():
-            points = grid(self.space(model))
-            random.Random(self.seed).shuffle(points)
+        They wait in an order of their own, for a pruner that saw the worst rates first would spare them.
+        """
+        for model in self.models:
             search = self.search(model)
+            points = grid(self.space(model)) if self.whole_grid else []
+            random.Random(self.seed).shuffle(points)
             for point in points:
                 search.enqueue_trial(point)
 

@@ -66,6 +66,8 @@ def test_importances_are_drawn(study):
 
 
 def test_it_is_opened_as_it_was_made(study, tmp_path):
+    new = Study.create(tmp_path / "new", study.experiments, SPACES)
+    assert (new.path / "study.db").exists()  # made by one process, before others can come
     again = Study.open(study.path)
     assert again.experiments == study.experiments
     assert again.spaces == study.spaces
