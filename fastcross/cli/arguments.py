@@ -20,6 +20,7 @@ from fastcross.cli.options import (
 )
 from fastcross.cli.values import at_least, auto_crosses, integers, names, run_folder
 from fastcross.models import MODELS
+from fastcross.training.config import LOGGERS
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -64,6 +65,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     train.add_argument("--model", default="dcn", choices=MODELS, help="which model (default: %(default)s)")
     train.add_argument("--seed", type=at_least(0), default=0, help="of weights, order of rows, dropout (default: 0)")
+    train.add_argument("--log", choices=LOGGERS, help="send the metrics of each evaluation there, too")
     add_model(train)
     add_training(train)
     add_distributed(train)

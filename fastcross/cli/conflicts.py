@@ -23,7 +23,7 @@ PREPARATION = (
     "hash_buckets",
     "on_error",
 )
-WITH_RESUME = ("command", "debug", "argv", "parser", "resume", "cache", "processes", "max_restarts")
+WITH_RESUME = ("command", "debug", "argv", "parser", "resume", "cache", "processes", "max_restarts", "log")
 
 
 def check_data(args: Namespace) -> None:

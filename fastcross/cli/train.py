@@ -8,6 +8,7 @@ from fastcross.cli.experiment import experiment
 from fastcross.cli.printing import bars, print_metrics, show
 from fastcross.distributed.torchrun import launch, max_restarts, restarts, several, under_torchrun
 from fastcross.extras import require
+from fastcross.training.callbacks import Logger
 from fastcross.training.experiment import Experiment, resume, run_name
 from fastcross.training.loop import Interrupted
 from fastcross.training.processes import ALONE, Processes
@@ -41,12 +42,18 @@ def _train(args: Namespace, plan: Experiment, folder: Path, processes: Processes
     leads = processes.rank == 0
     told = show if leads else None
     try:
+        callbacks = [Logger(args.log, folder)] if leads and args.log else []
         if args.resume:
-            result = resume(folder, show=told, processes=processes, cache=args.cache)
+            result = resume(folder, show=told, processes=processes, cache=args.cache, callbacks=callbacks)
         else:
             with bars() as progress:
                 result = plan.run(
-                    folder, show=told, processes=processes, go_on=restarts() > 0, progress=progress if leads else None
+                    folder,
+                    show=told,
+                    processes=processes,
+                    go_on=restarts() > 0,
+                    progress=progress if leads else None,
+                    callbacks=callbacks,
                 )
     except Interrupted as interruption:
         if leads:

@@ -10,6 +10,7 @@ SCHEDULES = ("constant", "plateau", "cosine")
 OPTIMIZERS = ("adam", "adamw", "adagrad", "rowwise_adagrad", "sgd")  # of optim.OPTIMIZERS, which a test compares
 EMBEDDINGS = ("auto", "fastcross", "fbgemm")  # whose tables: fastcross's, or fbgemm's through TorchRec
 SHARDINGS = ("auto", "table", "row", "column")  # how TorchRec divides tables: "auto" is left to its planner
+LOGGERS = ("tensorboard", "mlflow", "wandb")
 PLATEAU_FACTOR = 0.3
 
 # For each task, which way is better; calibration, best at 1, has no direction. gauc needs groups.

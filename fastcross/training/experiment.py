@@ -8,7 +8,7 @@ model = load_model("runs/first").model
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from fastcross._version import __version__
 from fastcross.batch import Schema
 from fastcross.data import Cache
+from fastcross.training.callbacks import Callback
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.config import (
     EMBEDDINGS,
@@ -131,6 +132,7 @@ class Experiment:
         opened: Opened | None = None,
         on_evaluation: Callable[[Mapping[str, float]], None] | None = None,
         curves: bool = True,
+        callbacks: Sequence[Callback] = (),
     ) -> dict[str, Any]:
         """Train in a new run folder; returns what its result.json holds.
 
@@ -142,6 +144,7 @@ class Experiment:
             opened: the experiment's data, where it is open already.
             on_evaluation: called with the metrics of each evaluation; what it raises ends the training there.
             curves: draw curves.png, which takes longer than a small training.
+            callbacks: told of evaluations, checkpoints and the end.
         """
         self.check()
         path, leads = Path(folder), processes.rank == 0
@@ -164,7 +167,7 @@ class Experiment:
                     Run.create(path, config, data.encoder)
                 processes.any(False)  # the folder is there
                 trainer.run, trainer.curves = processes.open_run(path), curves
-                trainer.on_evaluation = on_evaluation
+                trainer.on_evaluation, trainer.callbacks = on_evaluation, callbacks
                 if exists:
                     trainer.resume()
                 return trainer.fit()
@@ -224,7 +227,12 @@ class Experiment:
 
 
 def resume(
-    folder: Path | str, *, show: Show | None = None, processes: Processes = ALONE, cache: Path | str | None = None
+    folder: Path | str,
+    *,
+    show: Show | None = None,
+    processes: Processes = ALONE,
+    cache: Path | str | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Continue a run where it stopped, with the experiment that its folder holds; returns the result.
 
@@ -239,7 +247,7 @@ def resume(
         data = Cache.open(cache or config["cache"], fingerprint=config["fingerprint"])
         data.check_encoder(run.encoder.fingerprint)
         with experiment._trainer(data, config["optimum"], show, processes) as trainer:
-            trainer.run = run
+            trainer.run, trainer.callbacks = run, callbacks
             trainer.resume()
             return trainer.fit()
 

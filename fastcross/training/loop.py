@@ -7,7 +7,7 @@ of the batches follows from (seed, epoch). So a run that was killed continues fr
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from tqdm.auto import tqdm
 from fastcross import optim
 from fastcross.data import Batch, Cache
 from fastcross.models.base import Model
+from fastcross.training.callbacks import Callback
 from fastcross.training.config import TrainingConfig, learning_rate
 from fastcross.training.dataset import Show, check_labels
 from fastcross.training.divergence import DivergenceCheck
@@ -66,6 +67,7 @@ class Trainer:
         self.model, self.cache, self.config, self.run = model, cache, config, run
         self.header, self.facts, self.show, self.processes = header or {}, facts or {}, show, processes
         self.on_evaluation = on_evaluation
+        self.callbacks: Sequence[Callback] = ()
         self.device = next(model.parameters()).device
         self.bf16 = gains_from_bf16(self.device) if config.bf16 is None else config.bf16
         self.optimizer = optimizer or optim.configure(model, lr=config.lr, name=config.optimizer)
@@ -95,6 +97,15 @@ class Trainer:
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, give the model its best weights, and return the result (what result.json holds)."""
+        result = None
+        try:
+            result = self._fit()
+        finally:
+            for callback in self.callbacks:
+                callback.on_end(result)
+        return result
+
+    def _fit(self) -> dict[str, Any]:
         compile_kernels(self.model)
         saved = mark = time.perf_counter()
         with stop_signals() as stop, self._progress() as bar:
@@ -184,11 +195,13 @@ class Trainer:
                 self.show(f"epoch {row['epoch']:.2f}, step {self.step}: {line}")
         if self.on_evaluation:
             self.on_evaluation(row)
+        for callback in self.callbacks:
+            callback.on_evaluate(row)
 
     def _keep_best(self, row: dict[str, float]) -> None:
         weights = self.model.state_dict()
         if self.run:
-            self.run.save("best", {**self.header, "step": self.step, "metrics": row, "model": weights})
+            self._save("best", {**self.header, "step": self.step, "metrics": row, "model": weights})
         else:
             self.best_weights = {name: tensor.detach().clone() for name, tensor in weights.items()}
 
@@ -216,7 +229,13 @@ class Trainer:
         """Everything that :meth:`resume` needs, as the run's checkpoint "last"."""
         assert self.run is not None
         self.divergence.read()
-        self.run.save("last", self.state_dict())
+        self._save("last", self.state_dict())
+
+    def _save(self, name: str, state: dict[str, Any]) -> None:
+        assert self.run is not None
+        self.run.save(name, state)
+        for callback in self.callbacks:
+            callback.on_checkpoint(self.run.path, name)
 
     def resume(self) -> None:
         """Go on from the checkpoint "last"; from the start where the run was killed before its first one."""
