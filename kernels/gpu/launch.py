@@ -25,6 +25,7 @@ from typing import NamedTuple
 
 REGISTER_FILE = 2048  # 32-bit registers per lane of a processor's warps
 MOST_REGISTERS = 190  # predicted, per thread; the compilers have 255, and the model may err by the difference
+MOST_REGISTERS_WITH_ADDRESSES = 240  # of 256
 MOST_REGISTERS_OF_16_WARPS = 100  # of 128
 MOST_WARPS = 48  # resident on a processor, on the smaller chips
 WORD = 16  # bytes
@@ -84,6 +85,7 @@ class Plan:
     resident: int  # programs per processor
     instructions: float  # of a warp, per row
     bytes: float  # per row
+    addresses: int = 0  # further registers on AMD, whose instructions have no room for the distance of a layer's words
     whole_rows: bool = True  # else a program sees a segment of each row
     sums_in_registers: bool = True  # else in a buffer of the program's own
     groups: int = 1  # of layers, each with a pass of its own over the rows for its sums
@@ -155,7 +157,7 @@ def _best_with_sums_in_memory(d: int, work: Work, hardware: Hardware) -> Plan | 
     plans = []
     for tile in _tiles(d, work, hardware, BACKWARD_WARPS):
         plan = predict(d, without, hardware, *tile)
-        if plan.ROWS == 1 and plan.registers <= _limit(plan.num_warps):
+        if plan.ROWS == 1 and _fits(plan):
             # They are read from the processor's own cache where they fit into it, and always written through it.
             size = work.sums * 4 * work.size * d
             through_cache = size / plan.BLOCK_M * (1 if size <= OWN_CACHE else 2)
@@ -170,7 +172,7 @@ def scalars(hardware: Hardware) -> dict[str, int]:
 
 def _best(d: int, work: Work, hardware: Hardware, warps: tuple[int, ...]) -> Plan | None:
     plans = (predict(d, work, hardware, *tile) for tile in _tiles(d, work, hardware, warps))
-    return min((p for p in plans if p.registers <= _limit(p.num_warps)), key=lambda p: p.cycles, default=None)
+    return min(filter(_fits, plans), key=lambda plan: plan.cycles, default=None)
 
 
 def _tiles(d: int, work: Work, hardware: Hardware, warps: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
@@ -189,8 +191,9 @@ def _tiles(d: int, work: Work, hardware: Hardware, warps: tuple[int, ...]) -> It
             block //= 2
 
 
-def _limit(num_warps: int) -> int:
-    return MOST_REGISTERS if num_warps < 16 else MOST_REGISTERS_OF_16_WARPS
+def _fits(plan: Plan) -> bool:
+    most = MOST_REGISTERS if plan.num_warps < 16 else MOST_REGISTERS_OF_16_WARPS
+    return plan.registers <= most and plan.registers + plan.addresses <= MOST_REGISTERS_WITH_ADDRESSES
 
 
 def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, ROWS: int, num_warps: int) -> Plan:
@@ -207,7 +210,10 @@ def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, 
     if work.dots and work.itemsize == 2:
         ahead += elements // 2  # rows before they are converted
     registers = base + work.size * (work.held * elements + work.sums * columns + ahead) + 2 * rest
-    registers += words + rows * (2 * work.moved + work.scalars + work.layers * (work.sums > 0))
+    # Where sums unroll the layers, each has its scalars ahead, and in float64 AMD's compiler has as many again.
+    unrolled = work.layers * work.size**2 if work.sums else 0
+    registers += words + rows * (2 * work.moved + work.size * work.scalars + unrolled)
+    addresses = 2 * work.size * work.layers * (columns // work.align) if work.sums else 0
     given = -(-min(registers, 255) // 8) * 8
     resident = max(1, min(REGISTER_FILE // (given * num_warps), MOST_WARPS // num_warps))
 
@@ -217,6 +223,5 @@ def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, 
     if not work.dots:
         passes += work.size * elements + dot
     instructions = (work.layers * layer + passes) * num_warps / BLOCK_M
-    return Plan(
-        BLOCK_M, BLOCK_N, chunks, ROWS, num_warps, registers, resident, instructions, work.moved * d * work.itemsize
-    )
+    moved = work.moved * d * work.itemsize
+    return Plan(BLOCK_M, BLOCK_N, chunks, ROWS, num_warps, registers, resident, instructions, moved, addresses)
