@@ -66,6 +66,7 @@ def test_tensorboard(cache, tmp_path):
 
 def test_mlflow_in_a_folder(cache, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # the one store that needs neither a server nor a database
     mlflow.set_tracking_uri((tmp_path / "store").as_uri())
     assert main([*arguments(cache, tmp_path / "run", max_steps=10), "--log", "mlflow"]) == 0
     (found,) = mlflow.tracking.MlflowClient().search_runs(["0"])
