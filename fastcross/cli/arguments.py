@@ -64,7 +64,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="continue this run; all other options come from it, but for --cache if its data has moved",
     )
     train.add_argument("--model", default="dcn", choices=MODELS, help="which model (default: %(default)s)")
-    train.add_argument("--seed", type=at_least(0), default=0, help="of weights, order of rows, dropout (default: 0)")
+    train.add_argument(
+        "--seed", type=at_least(0, 2**63 - 1), default=0, help="of weights, order of rows, dropout (default: 0)"
+    )
     train.add_argument("--log", choices=LOGGERS, help="send the metrics of each evaluation there, too")
     add_model(train)
     add_training(train)

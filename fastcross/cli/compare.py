@@ -16,7 +16,7 @@ from fastcross.models import MODELS
 from fastcross.training.experiment import Experiment, run_name
 from fastcross.training.options import model_options
 from fastcross.training.plots import draw_curves
-from fastcross.training.run_folder import Run, write_json
+from fastcross.training.run_folder import Run, read_json, write_json
 from fastcross.tuning.crosses import cross_finder, find_crosses
 
 
@@ -27,6 +27,7 @@ def compare(args: Namespace) -> int:
     finder = _finder(args)
     for plan in [*plans.values(), *([finder] if finder else [])]:
         plan.check()
+    _check_folder(folder, args)
     with bars() as progress:
         cache, optimum = dataset(args).open(show, progress=progress)
     crosses: list[Cross] = []
@@ -58,6 +59,17 @@ def compare(args: Namespace) -> int:
     print(f"{part} part, {cache.sizes[part]:,} rows, seeds {', '.join(map(str, args.seeds))}\n\n{table}")
     print(f"saved: {folder}/table.md, table.json, curves.png, and a run folder for each model")
     return 0
+
+
+def _check_folder(folder: Path, args: Namespace) -> None:
+    """A comparison goes on where it was broken off, and may grow; it does not replace another."""
+    if not (folder / "table.json").exists():
+        return
+    found = read_json(folder / "table.json")
+    models, seeds = [row["model"] for row in found["models"]], found["seeds"]
+    if not (set(models) <= set(args.models) and set(seeds) <= set(args.seeds)):
+        held = f"{', '.join(models)} with seeds {', '.join(map(str, seeds))}"
+        raise ValueError(f"{folder} holds the comparison of {held}; add to these, or choose another --output")
 
 
 def takes_crosses(model: str) -> bool:

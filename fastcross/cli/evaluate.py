@@ -35,7 +35,7 @@ def evaluate(args: Namespace) -> int:
         found = {args.data: predicted.summarise(regression=trained.schema.task == "regression")}
         lost = report_reading(rows)
     else:
-        cache = trained.open_cache(args.data or args.cache)
+        cache = trained.open_other_cache(args.data) if args.data else trained.open_cache(args.cache)
         with bar("evaluate", cache.sizes.get(args.part)) as shown:
             found = {args.part: evaluate_part(trained.model, cache, args.part, progress=shown.update)}
     print_metrics(found)

@@ -59,7 +59,9 @@ def preparation(args: Namespace) -> dict[str, Any]:
     options: dict[str, Any] = {"seed": args.split_seed, "on_error": args.on_error}
     if columns := _columns(args):
         options["columns"] = columns
-    if args.split:
+    if args.hash_buckets is not None and args.min_frequency is not None:
+        raise ValueError("--min-frequency has no effect on --hash-buckets, which keep no vocabulary of frequent values")
+    if args.split is not None:
         options["split"] = split(args.split)
     for name in ("format", "min_frequency", "hash_buckets", "time_column"):
         if (value := getattr(args, name)) is not None:

@@ -69,7 +69,9 @@ def _add_division(group: argparse._ActionsContainer, about_frequency: str) -> No
         help="time (first 6/7 train, the rest halved), random, with fractions as in random:0.8,0.1,0.1, files, or one "
         "fraction for training, the rest for test (default: time)",
     )
-    group.add_argument("--split-seed", type=at_least(0), default=0, metavar="N", help="of a random split (default: 0)")
+    group.add_argument(
+        "--split-seed", type=at_least(0, 2**63 - 1), default=0, metavar="N", help="of a random split (default: 0)"
+    )
     group.add_argument("--min-frequency", type=at_least(0), metavar="N", help=about_frequency)
     add_reading(group)
 
@@ -120,7 +122,9 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "evaluation, those worse than the median, or none (default: halving; with --grid none)",
     )
     group.add_argument("--seeds", type=at_least(1), metavar="N", help="then N more runs of each model's best setting")
-    group.add_argument("--search-seed", type=at_least(0), default=0, metavar="N", help="of the choices (default: 0)")
+    group.add_argument(
+        "--search-seed", type=at_least(0, 2**63 - 1), default=0, metavar="N", help="of the choices (default: 0)"
+    )
     group.add_argument("--study", metavar="FOLDER", help="where to keep it (default: runs/tune-DATE-TIME)")
     group.add_argument(
         "--resume",
@@ -194,7 +198,10 @@ def add_distributed(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--distributed", action="store_true", help="shard the embedding tables over several processes")
     group.add_argument(
-        "--processes", type=at_least(1), metavar="N", help="on this machine, for --distributed; torchrun starts its own"
+        "--processes",
+        type=at_least(1, 4096),
+        metavar="N",
+        help="on this machine, for --distributed; torchrun starts its own",
     )
     group.add_argument(
         "--max-restarts", type=at_least(0), default=0, metavar="N", help="of processes that died (default: 0)"

@@ -22,6 +22,8 @@ Array = npt.NDArray[Any]
 
 def predict(args: Namespace) -> int:
     output = check_output(args.output, SUFFIXES, args.run)
+    if args.id_column and output.suffix == ".npy":
+        raise ValueError(f"--id-column has no effect on {output.name}: an array holds numbers alone")
     trained = load_model(args.run)
     if args.cache:
         trained.open_cache(args.cache)

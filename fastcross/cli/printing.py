@@ -65,7 +65,8 @@ def report_reading(rows: Any) -> bool:
     if unknown:
         worst = sorted(unknown, key=unknown.__getitem__, reverse=True)[:3]
         most = ", ".join(f"{name} {unknown[name] / rows.rows:.1%}" for name in worst)
-        show(f"values unknown to the model, treated as rare: {most} of the rows")
+        more = f"; and of {len(unknown) - len(worst)} more columns" if len(unknown) > len(worst) else ""
+        show(f"values unknown to the model, treated as rare: {most} of the rows{more}")
     for message in rows.problems.truncated:
         show(f"warning: {message}")
     return bool(rows.problems.truncated)

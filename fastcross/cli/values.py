@@ -28,7 +28,10 @@ def run_folder(text: str) -> str:
     return text
 
 
-def at_least(smallest: int) -> Callable[[str], int]:
+LARGEST = 2**31 - 1  # of any number of things
+
+
+def at_least(smallest: int, largest: int = LARGEST) -> Callable[[str], int]:
     """A whole number that is not below ``smallest``."""
 
     def parse(text: str) -> int:
@@ -38,6 +41,8 @@ def at_least(smallest: int) -> Callable[[str], int]:
             raise ArgumentTypeError(f"expected a whole number; got {text!r}") from None
         if number < smallest:
             raise ArgumentTypeError(f"must be at least {smallest}; got {number}")
+        if number > largest:
+            raise ArgumentTypeError(f"must be at most {largest}; got {number}")
         return number
 
     return parse
@@ -85,13 +90,16 @@ def layers(text: str) -> list[int]:
         match = re.fullmatch(r"(\d+)(?:x(\d+))?", part.strip())
         if not match:
             raise ArgumentTypeError(f"expected layer sizes as in 1024,1024 or 292x6, or 0 for none; got {text!r}")
-        sizes += [int(match[1])] * int(match[2] or 1)
+        size, times = int(match[1]), int(match[2] or 1)
+        if max(size, times) > LARGEST or (not size * times and text.strip() != "0"):
+            raise ArgumentTypeError(f"expected layer sizes as in 1024,1024 or 292x6, or 0 for none; got {text!r}")
+        sizes += [size] * times
     return [size for size in sizes if size]
 
 
 def multi_valued(text: str) -> tuple[str, str]:
     """genres:| is the column genres, with | between its values; genres alone is the same."""
-    name, _, separator = text.partition(":")
-    if not name:
+    name, colon, separator = text.partition(":")
+    if not name or (colon and not separator):
         raise ArgumentTypeError(f"expected a column and its separator as in genres:|; got {text!r}")
     return name, separator or "|"

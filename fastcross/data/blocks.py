@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from fastcross.data.columns import Columns
 from fastcross.data.errors import BadRow
+from fastcross.data.split import TIME
 from fastcross.data.vocabulary import hash_strings
 
 Array = npt.NDArray[Any]
@@ -39,7 +40,7 @@ class Block:
     label: Array | None  # (rows,) int32, the id of a class; float64, a quantity
     categorical: list[Coded]
     bags: list[Coded]
-    time: Array | None = None  # (rows,) float64, of the column that orders the rows
+    time: Array | None = None  # (rows,) TIME, of the column that orders the rows
     carried: pa.Array | None = None  # (rows,) of the column to carry along: texts, or Parquet's own type
     weight: Array | None = None  # (rows,) float32
     group: Array | None = None  # (rows,) int64, a hash of its text
@@ -169,11 +170,19 @@ def _hour_and_weekday(column: pa.ChunkedArray, name: str) -> Iterator[pa.Chunked
 
 def _time(column: pa.ChunkedArray, columns: Columns) -> Array:
     assert columns.time is not None
-    if columns.time_as == "datetime":
-        column = pc.cast(_moments(column, columns.time), pa.int64())
-    time = _numbers(column, columns.time)
-    if np.isnan(time).any():
+    if pa.types.is_timestamp(column.type):
+        with suppress(pa.ArrowInvalid):  # years that nanoseconds do not reach
+            column = pc.cast(pc.cast(column, pa.timestamp("ns")), pa.int64())
+    if columns.time_as == "datetime" and not pa.types.is_integer(column.type):
+        column = pc.multiply_checked(pc.cast(_moments(column, columns.time), pa.int64()), 1000)
+    time = np.zeros(len(column), TIME)
+    time["rounded"] = _numbers(column, columns.time)
+    if np.isnan(time["rounded"]).any():
         raise BadRow(f"the time (column {columns.time}) must be given; got nothing")
+    with suppress(pa.ArrowInvalid):  # what is no whole number is as exact as it will be
+        whole = pc.cast(as_text(column) if pa.types.is_binary(column.type) else column, pa.int64()).to_numpy()
+        near = np.abs(time["rounded"]) < 2.0**62
+        time["rest"][near] = whole[near] - time["rounded"][near].astype(np.int64)
     return time
 
 

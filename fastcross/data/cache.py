@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from fastcross.data.encoder import Encoder
 
 FORMAT_VERSION = 2
+OWN_FILES = ("manifest.json", "encoder", *PARTS)
 Array = npt.NDArray[Any]
 
 

@@ -48,6 +48,9 @@ def complete(columns: Columns, sample: Sample) -> tuple[Columns, tuple[Finding, 
     label = columns.label or next((name for name in names if name.lower() in LABEL_NAMES), None)
     if label is None:
         raise DataError(f"{sample.place}: name the label column; the columns are {', '.join(names)}")
+    if label in columns.drop or label == columns.time:
+        how = "dropped" if label in columns.drop else "the time"
+        raise DataError(f"{sample.place}: the column {label} is the label, and cannot be {how}; name another label")
     others = [name for name in (columns.time, columns.sample_weight, columns.group) if name]
     absent = {label, *columns.inputs, *columns.weights.values(), *columns.drop, *others} - set(names)
     if absent:

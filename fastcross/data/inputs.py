@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 from collections.abc import Iterable, Iterator
 from os import PathLike, fspath
 from pathlib import Path
@@ -21,6 +22,7 @@ COMPRESSED = {
     b"PK\x03\x04": "zip",
     b"\x04\x22\x4d\x18": "lz4",
 }
+PLACES, PLACE_BYTES = 64, 16384  # of the sample by which a changed file is noticed
 Source = str | PathLike[str] | Iterable[str | PathLike[str]]
 
 
@@ -35,7 +37,9 @@ def resolve_paths(source: Source) -> list[Path]:
         paths += map(Path, found)
     if not paths:
         raise DataError("no input files")
-    for path in paths:
+    for i, path in enumerate(paths):
+        if first := next((other for other in paths[:i] if other.resolve() == path.resolve()), None):
+            raise DataError(f"{path}: named twice, its rows would count twice (it is the file of {first}, too)")
         if path.is_dir():
             raise DataError(f"{path}: a folder; name its files, for example {path}/*")
         if path.exists() and not path.is_file():
@@ -47,6 +51,24 @@ def resolve_paths(source: Source) -> list[Path]:
         if other := next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None):
             raise DataError(f"{path}: compressed with {other}; text is read plain or with gzip")
     return paths
+
+
+def check_kind(paths: Iterable[Path], format: str) -> None:
+    """Raises for a Parquet file where text is read."""
+    for path in paths:
+        with open_binary(path) as file:
+            if format != "parquet" and file.read(4) == b"PAR1":
+                raise DataError(f"{path}: a Parquet file, where the format {format} is read")
+
+
+def sample_digest(path: Path) -> str:
+    """Of the bytes at 64 places: a file that was replaced may have the size and the time of the one before."""
+    digest, size = hashlib.sha256(), path.stat().st_size
+    with open(path, "rb") as file:
+        for i in range(PLACES):
+            file.seek(max(0, size - PLACE_BYTES) * i // (PLACES - 1))
+            digest.update(file.read(PLACE_BYTES))
+    return digest.hexdigest()
 
 
 def read_in_order(table: Table, path: Path, problems: Problems) -> Iterator[tuple[Block, int]]:

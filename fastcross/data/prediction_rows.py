@@ -18,7 +18,7 @@ from fastcross.data.encoder import Encoder
 from fastcross.data.errors import DataError, Problems
 from fastcross.data.formats import get_format
 from fastcross.data.formats.table import Table
-from fastcross.data.inputs import Source, read_in_order, resolve_paths
+from fastcross.data.inputs import Source, check_kind, read_in_order, resolve_paths
 from fastcross.data.memory import PLACES, MemoryTable
 
 
@@ -70,6 +70,8 @@ class PredictionRows:
             raise ValueError(f"batch_size must be at least 1; got {batch_size}")
         self.table = source if isinstance(source, pa.Table) else None
         self.paths = [PLACES[0]] if isinstance(source, pa.Table) else resolve_paths(source)
+        if self.table is None:
+            check_kind(self.paths, encoder.format)
         self.encoder, self.batch_size = encoder, batch_size
         self.labelled, self.id_column, self.progress = labelled, id_column, progress
         self._reset(on_error)

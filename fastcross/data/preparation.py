@@ -15,12 +15,12 @@ from typing import Any
 import pyarrow as pa
 
 from fastcross.data.build import Inputs, build
-from fastcross.data.cache import FORMAT_VERSION, Cache
+from fastcross.data.cache import FORMAT_VERSION, OWN_FILES, Cache
 from fastcross.data.columns import Columns
 from fastcross.data.errors import DataError, Problems
 from fastcross.data.fit import load_to_grow
 from fastcross.data.formats import detect_format, get_format
-from fastcross.data.inputs import Source, resolve_paths
+from fastcross.data.inputs import Source, check_kind, resolve_paths, sample_digest
 from fastcross.data.memory import PLACES, MemoryTable
 from fastcross.data.split import Split
 
@@ -44,10 +44,10 @@ def prepare(
 ) -> Cache:
     """Read `source` (a file, a pattern, a list) into a cache at `cache_path`, or reuse the cache that is there already.
 
-    A cache is reused when the inputs (sizes and times of change) and the arguments are those it was made with, and
-    rebuilt otherwise. split: see Split.parse; columns: see Columns (csv and parquet; a string names the label
-    column); time_column: orders the rows for a split by time where the file does not; on_error: "stop" at the first
-    bad row with a DataError, or "skip" and count them in manifest["skipped"]; progress: True, or a function of
+    A cache is reused when the inputs (sizes, times of change, a sample of their bytes) and the arguments are those it
+    was made with, and rebuilt otherwise. split: see Split.parse; columns: see Columns (csv and parquet; a string names
+    the label column); time_column: orders the rows for a split by time where the file does not; on_error: "stop" at the
+    first bad row with a DataError, or "skip" and count them in manifest["skipped"]; progress: True, or a function of
     (stage, done, total). What was inferred, and how the rows were divided, is in the cache's `report`.
 
     grow: the folder of an encoder. Its format, columns, classes and statistics stand, all of its ids stay,
@@ -61,12 +61,21 @@ def prepare(
     if division.kind == "files" and len(paths) < 2:
         raise ValueError(f'split="files" needs at least two files; got {len(paths)}')
     format = detect_format(paths[0]) if format == "auto" else format
+    check_kind(paths, known.format if known else format)
     declared = _declared(columns, time_column, division)
     configuration = _configuration(format, division, seed, min_frequency, hash_buckets, declared, on_error)
     if known:
         configuration |= {"format": known.format, "grow": known.fingerprint}
-    inputs = [{"name": path.name, "size": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns} for path in paths]
-    identity = [FORMAT_VERSION, [(i["size"], i["mtime_ns"]) for i in inputs], configuration]
+    inputs = [
+        {
+            "name": path.name,
+            "size": path.stat().st_size,
+            "mtime_ns": path.stat().st_mtime_ns,
+            "sample": sample_digest(path),
+        }
+        for path in paths
+    ]
+    identity = [FORMAT_VERSION, [(i["size"], i["mtime_ns"], i["sample"]) for i in inputs], configuration]
     fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     if (cache := _reusable(cache_path, fingerprint)) is not None:
         return cache
@@ -152,6 +161,10 @@ def _reusable(path: Path, fingerprint: str) -> Cache | None:
         return None
     if not path.is_dir() or (any(path.iterdir()) and not (path / "manifest.json").exists()):
         raise DataError(f"{path}: exists and is not a cache; name another folder, or remove it")
+    if foreign := sorted(item.name for item in path.iterdir() if item.name not in OWN_FILES):
+        raise DataError(
+            f"{path}: the folder of this cache holds other things, too ({', '.join(foreign[:5])}); move them"
+        )
     try:
         cache = Cache.open(path, fingerprint=fingerprint)
         cache.verify()

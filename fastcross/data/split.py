@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 PARTS = ("train", "validation", "test")
+# A point in time, or any number: nanoseconds and ids of 64 bits are not all float64s.
+TIME = np.dtype([("rounded", np.float64), ("rest", np.int64)])
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class Split:
             fractions = [float(f) for f in text.split(",")] if text else list(defaults[kind])
             if not isinstance(split, str):
                 fractions = [float(f) for f in split]
-            if kind not in defaults or len(fractions) != 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
+            whole = len(fractions) == 3 and min(fractions) >= 0 and abs(sum(fractions) - 1) <= 1e-6
+            if kind not in defaults or not whole:
                 raise KeyError(kind)
         except (KeyError, ValueError, TypeError):
             raise ValueError(
@@ -71,7 +74,8 @@ def assign_parts(
 ) -> npt.NDArray[Any]:
     """The part of every row as an index into PARTS, one byte each; the counts are exact, not binomial.
 
-    `time` orders the rows for a split by time, those of equal times as they come; without, they are in order.
+    `time`, of dtype TIME, orders the rows for a split by time, those of equal times as they come; without, they are in
+    order.
     """
     rng = np.random.default_rng(seed)
     train, validation, test = split.fractions
@@ -90,5 +94,5 @@ def assign_parts(
     if time is None:
         return part
     ordered = np.empty_like(part)
-    ordered[np.argsort(time, kind="stable")] = part
+    ordered[np.lexsort((time["rest"], time["rounded"]))] = part
     return ordered

@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from fastcross.data.blocks import Block, Coded
 from fastcross.data.columns import Columns
+from fastcross.data.split import TIME
 
 Array = npt.NDArray[Any]
 
@@ -131,7 +132,7 @@ class Spool:
 
     def time(self) -> Array:
         """Of all rows."""
-        return np.fromfile(self.folder / "time", np.float64)
+        return np.fromfile(self.folder / "time", TIME)
 
     def codes(self, block: int) -> Array:
         """(k, rows): the codes of all categorical columns."""

@@ -179,6 +179,9 @@ class Experiment:
         exists = (path / "config.json").exists()
         if exists and not go_on:
             raise CheckpointError(f"{path} already holds a run; resume it or choose another folder")
+        caches = (folder for folder in (path.resolve(), *path.resolve().parents) if (folder / "manifest.json").exists())
+        if (folder := next(caches, None)) is not None:
+            raise ValueError(f"{path} is in {folder}, a cache, which `prepare` may replace; choose another folder")
         cache, optimum = opened or self.data.open(show, progress=progress)
         return exists, str(cache.path.resolve()), optimum
 

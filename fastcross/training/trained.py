@@ -35,8 +35,16 @@ class Trained:
         return load_encoder(self.path, self.encoder_fingerprint)
 
     def open_cache(self, path: Path | str | None = None) -> Cache:
-        """The cache the model was trained on, or another that was made with the same encoder."""
-        cache = Cache.open(path or self.cache, fingerprint=None if path else self.fingerprint)
+        """The cache the model was trained on, which is at ``path`` if it has moved."""
+        if path is not None:
+            self.open_other_cache(path)  # that another encoder made it says more than that it is another one
+        cache = Cache.open(path or self.cache, fingerprint=self.fingerprint)
+        cache.check_encoder(self.encoder.fingerprint)
+        return cache
+
+    def open_other_cache(self, path: Path | str) -> Cache:
+        """A cache of any data that was made with the model's encoder."""
+        cache = Cache.open(path)
         cache.check_encoder(self.encoder.fingerprint)
         return cache
 
@@ -46,6 +54,8 @@ def load_model(path: Path | str, device: str = "auto") -> Trained:
     path = Path(path)
     run = path if path.is_dir() else path.parent
     state = _read_best(Run(path)) if path.is_dir() else checkpoint.load(path)
+    if path.is_dir():
+        _check_owner(path, state, Run(path).config)
     if state.get("kind") not in MODELS:
         raise CheckpointError(f"{path} holds no model; use best.safetensors")
     try:
@@ -57,6 +67,14 @@ def load_model(path: Path | str, device: str = "auto") -> Trained:
         raise CheckpointError(f"{path} holds no model that this version can build: {error}") from error
     model.to(choose_device(device)).eval()
     return Trained(model, schema, run, *facts)
+
+
+def _check_owner(path: Path, state: dict[str, Any], config: dict[str, Any]) -> None:
+    """A checkpoint that was copied from another run is sound, and is another model."""
+    for name, known in (("kind", "model"), ("fingerprint", "fingerprint"), ("encoder", "encoder")):
+        if state.get(name) != config.get(known):
+            both = f"expected {known} {str(config.get(known))[:12]}, got {str(state.get(name))[:12]}"
+            raise CheckpointError(f"the best checkpoint in {path} is not that of this run: {both}")
 
 
 def _read_best(run: Run) -> dict[str, Any]:

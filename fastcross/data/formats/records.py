@@ -61,10 +61,17 @@ def records(data: bytes, delimiter: bytes, quote: bytes, width: int, *, final: b
             return
         if not problem and found != width and data[start:line_end].strip():
             problem = f"expected {width} columns, got {found}"
+        elif not problem and is_blank(data[start:end], width) and width == 1:
+            problem = 'a blank line, which may be a row or none in a table of one column; a missing value is ""'
         if problem:
             end = line_end
         yield Record(start, end, problem)
         start = end
+
+
+def is_blank(line: bytes, width: int) -> bool:
+    """Whether a line holds no row; blanks are a value in a table of one column."""
+    return not (line.strip(b"\r\n") if width == 1 else line.strip())
 
 
 def _quoted(data: bytes, start: int, delimiter: bytes, quote: bytes) -> tuple[int, int, str]:

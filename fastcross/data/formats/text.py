@@ -13,7 +13,7 @@ from fastcross.data.blocks import Block, to_block
 from fastcross.data.columns import Columns
 from fastcross.data.errors import BadRow, DataError, Problems
 from fastcross.data.formats.lines import LineBlock, Quoting, first_line, read_blocks
-from fastcross.data.formats.records import Record, records
+from fastcross.data.formats.records import Record, is_blank, records
 from fastcross.data.formats.table import Head, check_present, find_bad
 from fastcross.data.inference import Finding
 
@@ -66,7 +66,7 @@ class TextTable:
                 return self._parse(chunk.data, chunk.ends)
             except (pa.ArrowInvalid, BadRow):
                 pass
-        found = [record for record in self._records(chunk.data) if chunk.data[record.start : record.end].strip()]
+        found = [record for record in self._records(chunk.data) if record.problem or self._is_row(chunk.data, record)]
         good = [i for i, record in enumerate(found) if not record.problem]
         bad = {i: record.problem for i, record in enumerate(found) if record.problem}
 
@@ -98,10 +98,11 @@ class TextTable:
             table = pa.schema([(name, types[name]) for name in types]).empty_table()
         else:
             table = read_csv(data, self.dialect, types, ends)
-            if table.num_rows != ends and table.num_rows != sum(
-                1 for record in self._records(data) if data[record.start : record.end].strip()
+            if table.num_rows != ends and (
+                len(self.dialect.names) == 1
+                or table.num_rows != sum(self._is_row(data, record) for record in self._records(data))
             ):
-                raise BadRow("a carriage return stands inside a value")
+                raise BadRow("a carriage return stands inside a value, or a line of a single column is blank")
         return to_block(table, self.columns, labelled=self.labelled, trim=self.dialect.trim, carry=self.carry)
 
     def _records(self, data: bytes) -> Iterator[Record]:
@@ -109,6 +110,9 @@ class TextTable:
         # A quote that no text has: every line is a record.
         quote = quoting.quote if quoting else b"\0no quote"
         return records(data, self.dialect.delimiter.encode(), quote, len(self.dialect.names))
+
+    def _is_row(self, data: bytes, record: Record) -> bool:
+        return not is_blank(data[record.start : record.end], len(self.dialect.names))
 
     def _without_first_line(self, block: LineBlock) -> LineBlock:
         """The first block without the header or comment, which is the first line that is not blank."""
