@@ -22,7 +22,15 @@ def long_log(tmp_path_factory):
 def interrupt(arguments, has_come, delay):
     """Start a command, wait until it has come to a point and a little longer, press Ctrl-C; exit code and errors."""
     command = [sys.executable, "-m", "fastcross", *map(str, arguments)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.default_int_handler
+        ),  # ours may be ignored, as nohup's is
+    ) as process:
         while process.poll() is None and not has_come(process):
             time.sleep(0.002)
         time.sleep(delay)
