@@ -21,7 +21,7 @@ demo: $(VENV)/.user
 	$(BIN)/fastcross compare --models dcn,dnn
 
 test: $(VENV)/.developer lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
 fuzz: $(VENV)/.developer
 	$(BIN)/python tests/fuzz --minutes $(or $(MINUTES),5)

@@ -19,6 +19,12 @@ from benchmarks.suites import LAYER, OPERATORS, SUITES, operator_suite
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.fixture(autouse=True)
+def no_worker(monkeypatch):
+    """pytest-benchmark measures nothing in a worker of pytest-xdist, nor in what a worker starts."""
+    monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
+
+
 def test_every_operator_has_a_suite_and_a_reference():
     names = [suite.name for suite in SUITES]
     assert len(names) == len(set(names))
