@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 RUN_FORMAT = 2  # 1, of fastcross 0.1, had neither checksums nor an encoder
 FILES = ("config.json", "checksums.json", "metrics.csv", "result.json", "curves.png")
-# What a process that was killed left half written: .config.json.4711.tmp, or a folder of shards.
-LEFTOVER = re.compile(rf"\.({'|'.join(map(re.escape, FILES))}|(best|last)(\.safetensors|-\d+))(\.\d+)?\.tmp")
+# What a process that was killed left half written: .config.json.4711.tmp, a folder of shards, safetensors' .tmpA1b2C3.
+LEFTOVER = re.compile(
+    rf"\.({'|'.join(map(re.escape, FILES))}|(best|last)(\.safetensors|-\d+))(\.\d+)?\.tmp|\.tmp[A-Za-z0-9]{{6}}"
+)
 
 
 class Run:

@@ -69,7 +69,7 @@ def test_a_failure_in_a_run_that_exists_removes_nothing(cache, tmp_path):
 def test_leftovers_of_a_killed_process_vanish_and_never_block(cache, tmp_path):
     run = tmp_path / "run"
     run.mkdir()
-    for name in (".config.json.4711.tmp", ".best.safetensors.4711.tmp", ".lock"):
+    for name in (".config.json.4711.tmp", ".best.safetensors.4711.tmp", ".tmpzd4cu6", ".lock"):
         (run / name).write_text("half")
     (run / ".last-00000003.tmp").mkdir()
     (run / ".last-00000003.tmp" / "part").write_text("half")
