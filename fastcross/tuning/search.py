@@ -38,16 +38,22 @@ def search(
             f"a search chooses by the validation part, and {opened[0].path} has no rows in it; "
             "prepare the data with, say, --split random:0.8,0.1,0.1"
         )
+    if opened[0].schema.task == "regression":
+        raise ValueError(
+            f"a search compares loglosses, and the label of {opened[0].path} is a quantity, which has none"
+        )
     end = time.monotonic() + budget if budget is not None else float("inf")
     mark = time.perf_counter()  # all time counts for some trial: that of choosing for the one that was chosen
-    while time.monotonic() < end and (model := _next(study, trials, by_time=budget is not None)):
+    while time.monotonic() < end:
         done, total = _progress(study, trials)
         progress("tune", done, total)
-        with Trial.take(study, model, mark) as trial:
+        taken = _take(study, trials, mark, by_time=budget is not None)
+        if taken is None:
+            break
+        with taken as trial:
             record = trial.run(opened)
         mark += record.total_seconds or 0.0
-        best = study.best(model)
-        show(_line(record, best))
+        show(_line(record, study.best(trial.model)))
     done, total = _progress(study, trials)
     progress("tune", done, max(done, total))
 
@@ -83,6 +89,13 @@ def time_share(records: list[Record]) -> tuple[float, float]:
     return sum(record.seconds for record in timed), sum(record.total_seconds or 0.0 for record in timed)
 
 
+def _take(study: Study, trials: int | None, started: float, *, by_time: bool) -> Trial | None:
+    """The next trial, None at the end: chosen and taken under one lock, or two processes would take the last one."""
+    with study.alone():
+        model = _next(study, trials, by_time=by_time)
+        return Trial.take(study, model, started) if model else None
+
+
 def _next(study: Study, trials: int | None, *, by_time: bool) -> str | None:
     """The model with the fewest trials, or under a budget of time the fewest seconds; None at the end."""
     open_models = []
@@ -101,11 +114,10 @@ def _next(study: Study, trials: int | None, *, by_time: bool) -> str | None:
 def _left_by_the_dead(study: Study, model: str) -> int:
     """Trials that were begun and that nobody works on."""
     count = 0
-    with study.alone():
-        for trial in study.trials(model):
-            if trial.state.name == "RUNNING" and (held := study.claim(f"{model}-{trial.number:04}")):
-                held.close()
-                count += 1
+    for trial in study.trials(model):
+        if trial.state.name == "RUNNING" and (held := study.claim(f"{model}-{trial.number:04}")):
+            held.close()
+            count += 1
     return count
 
 

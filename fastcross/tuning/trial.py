@@ -37,22 +37,23 @@ class Trial:
     def take(cls, study: Study, model: str, started: float | None = None) -> "Trial":
         """One that a dead process left, to go on with, or the next one: of the grid, or as the sampler chooses.
 
+        Several processes may do so, one at a time: under :meth:`Study.alone`.
+
         started: since when its time counts, by time.perf_counter.
         """
         import optuna
 
         started = time.perf_counter() if started is None else started
-        with study.alone():
-            search = study.search(model)
-            for left in search.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
-                if held := study.claim(f"{model}-{left.number:04}"):
-                    known = study.storage.get_study_id_from_name(model)
-                    number = study.storage.get_trial_id_from_study_id_trial_number(known, left.number)
-                    return cls(study, model, optuna.Trial(search, number), held, started)
-            trial = search.ask()
-            held_now = study.claim(f"{model}-{trial.number:04}")
-            assert held_now is not None, "its number is new"
-            return cls(study, model, trial, held_now, started)
+        search = study.search(model)
+        for left in search.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
+            if held := study.claim(f"{model}-{left.number:04}"):
+                known = study.storage.get_study_id_from_name(model)
+                number = study.storage.get_trial_id_from_study_id_trial_number(known, left.number)
+                return cls(study, model, optuna.Trial(search, number), held, started)
+        trial = search.ask()
+        held_now = study.claim(f"{model}-{trial.number:04}")
+        assert held_now is not None, "its number is new"
+        return cls(study, model, trial, held_now, started)
 
     @property
     def name(self) -> str:

@@ -3,7 +3,9 @@
 import json
 import multiprocessing
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +13,7 @@ from fastcross.files import read_checked_json
 from fastcross.training.loop import Interrupted
 from fastcross.training.trained import load_model
 from fastcross.tuning.importance import draw_importances, importances
-from fastcross.tuning.search import search, time_share
+from fastcross.tuning.search import _take, search, time_share
 from fastcross.tuning.study import Study
 from fastcross.tuning.trial import Trial
 from tests.tuning.conftest import SPACES, silent
@@ -165,6 +167,26 @@ def test_two_processes_share_a_grid(cache, experiments, tmp_path):
     assert len({json.dumps(record.parameters) for record in made.records()}) == len(made.records()) == 4
     kept = [path.name for path in (made.path / "runs").iterdir()]
     assert kept == [made.best("dnn").name]
+
+
+def test_the_last_trial_is_taken_once(experiments, tmp_path):
+    """Eight at once, of a grid of four: whoever finds none that waits does not make a fifth."""
+    spaces = {"dnn": {**SPACES["dnn"], "lr": [0.01]}}
+    path = Study.create(tmp_path / "study", {"dnn": experiments["dnn"]}, spaces, whole_grid=True).path
+    with ThreadPoolExecutor(8) as pool:
+        taken = list(pool.map(lambda _: _take(Study.open(path), None, 0.0, by_time=False), range(8)))
+    names = [trial.name for trial in taken if trial]
+    for trial in taken:
+        if trial:
+            trial.held.close()
+    assert sorted(names) == ["dnn-0000", "dnn-0001", "dnn-0002", "dnn-0003"]
+
+
+def test_quantities_have_no_logloss_to_search_by(experiments, tmp_path):
+    quantities = SimpleNamespace(path="houses", sizes={"validation": 5}, schema=SimpleNamespace(task="regression"))
+    made = Study.create(tmp_path / "study", experiments, SPACES)
+    with pytest.raises(ValueError, match="the label of houses is a quantity"):
+        search(made, (quantities, {}), trials=1, show=silent, progress=silent)
 
 
 def test_without_validation_rows_there_is_nothing_to_choose_by(experiments, tmp_path):
