@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -23,9 +24,12 @@ class Bag:
         weights = None if self.weights is None else self.weights[chosen]
         return Bag(self.values[chosen], self.offsets[:1] * 0, weights)
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Bag:
+        weights = None if self.weights is None else function(self.weights)
+        return Bag(function(self.values), function(self.offsets), weights)
+
     def to(self, *args: Any, **kwargs: Any) -> Bag:
-        weights = None if self.weights is None else self.weights.to(*args, **kwargs)
-        return Bag(self.values.to(*args, **kwargs), self.offsets.to(*args, **kwargs), weights)
+        return self.map(lambda tensor: tensor.to(*args, **kwargs))
 
 
 @dataclass(frozen=True)
@@ -49,11 +53,21 @@ class Batch:
         bags = tuple(bag.row(i) for bag in self.bags)
         return Batch(self.dense[i : i + 1], self.categorical[i : i + 1], bags, *of_row)
 
+    def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
+        """A batch of what ``function`` makes of each tensor."""
+        beside = (None if column is None else function(column) for column in self.beside)
+        bags = tuple(bag.map(function) for bag in self.bags)
+        return Batch(function(self.dense), function(self.categorical), bags, *beside)
+
     def to(self, *args: Any, **kwargs: Any) -> Batch:
         """The batch on another device; takes the device and non_blocking of Tensor.to."""
-        moved = (None if column is None else column.to(*args, **kwargs) for column in self.beside)
-        bags = tuple(bag.to(*args, **kwargs) for bag in self.bags)
-        return Batch(self.dense.to(*args, **kwargs), self.categorical.to(*args, **kwargs), bags, *moved)
+        return self.map(lambda tensor: tensor.to(*args, **kwargs))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that it consists of, in one order for batches of the same columns."""
+        of_bags = (tensor for bag in self.bags for tensor in (bag.values, bag.offsets, bag.weights))
+        return [t for t in (self.dense, self.categorical, *of_bags, *self.beside) if t is not None]
 
     @property
     def beside(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

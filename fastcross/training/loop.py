@@ -4,10 +4,12 @@ The state of a run is its step number, the model, the optimiser, the random gene
 of the batches follows from (seed, epoch). So a run that was killed continues from its last checkpoint bit for bit.
 """
 
+import contextlib
+import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from fastcross.training.config import TrainingConfig, learning_rate
 from fastcross.training.dataset import Show, check_labels
 from fastcross.training.divergence import DivergenceCheck
 from fastcross.training.evaluate import evaluate, gains_from_bf16
+from fastcross.training.input import read_ahead, read_directly
 from fastcross.training.monitor import choose_monitor, row_weights
 from fastcross.training.processes import ALONE, Processes
 from fastcross.training.run_folder import History, Run
@@ -46,6 +49,7 @@ class Trainer:
         processes: those that train together; each takes its share of every batch.
         on_evaluation: called with the metrics of each evaluation; what it raises ends the training.
         optimizer: for a model that :func:`fastcross.optim.configure` does not know how to update.
+        read_ahead: a thread reads the next batch while a step runs.
     """
 
     def __init__(
@@ -60,13 +64,14 @@ class Trainer:
         show: Show | None = None,
         processes: Processes = ALONE,
         optimizer: optim.Optimizer | None = None,
+        read_ahead: bool = True,
         on_evaluation: Callable[[Mapping[str, float]], None] | None = None,
     ) -> None:
         if not cache.sizes.get("train"):
             raise ValueError(f"the cache {cache.path} has no training rows; its sizes are {cache.sizes}")
         self.model, self.cache, self.config, self.run = model, cache, config, run
         self.header, self.facts, self.show, self.processes = header or {}, facts or {}, show, processes
-        self.on_evaluation = on_evaluation
+        self.on_evaluation, self.read_ahead = on_evaluation, read_ahead
         self.callbacks: Sequence[Callback] = ()
         self.device = next(model.parameters()).device
         self.bf16 = gains_from_bf16(self.device) if config.bf16 is None else config.bf16
@@ -108,43 +113,49 @@ class Trainer:
     def _fit(self) -> dict[str, Any]:
         compile_kernels(self.model)
         saved = mark = time.perf_counter()
-        with stop_signals() as stop, self._progress() as bar:
+        with stop_signals() as stop, self._progress() as bar, contextlib.closing(self._batches()) as batches:
             while not self.finished:
-                for batch in self._rest_of_epoch():
-                    self._train(batch.to(self.device, non_blocking=True))
-                    self.seconds += time.perf_counter() - mark
-                    bar.update(len(batch))
-                    if self.step % self.evaluate_every == 0 or self.step == self.total_steps:
-                        self._evaluate(bar)
-                    due = time.perf_counter() - saved >= self.config.checkpoint_seconds
-                    stopping, due = self.processes.any(bool(stop), due)
-                    if self.run and (stopping or due):
-                        self.save()
-                        saved = time.perf_counter()
-                    if stopping:
-                        raise Interrupted(f"interrupted at step {self.step} of {self.total_steps}")
-                    if self.finished:
-                        break
-                    mark = time.perf_counter()
+                batch = next(batches)
+                self._train(batch)
+                self.seconds += time.perf_counter() - mark
+                bar.update(len(batch))
+                if self.step % self.evaluate_every == 0 or self.step == self.total_steps:
+                    self._evaluate(bar)
+                due = time.perf_counter() - saved >= self.config.checkpoint_seconds
+                stopping, due = self.processes.any(bool(stop), due)
+                if self.run and (stopping or due):
+                    self.save()
+                    saved = time.perf_counter()
+                if stopping:
+                    raise Interrupted(f"interrupted at step {self.step} of {self.total_steps}")
+                mark = time.perf_counter()
         return self._finish()
 
     @property
     def finished(self) -> bool:
         return self.step >= self.total_steps or 0 < self.config.patience <= self.stale
 
-    def _rest_of_epoch(self) -> Iterator[Batch]:
-        epoch, position = divmod(self.step, self.steps_per_epoch)
-        return self.cache.batches(
-            "train",
-            self.config.batch_size,
-            shuffle=True,
-            seed=self.config.seed,
-            epoch=epoch,
-            start=position,
-            drop_last=self.drop_last,
-            rank=self.processes.rank,
-            world_size=self.processes.size,
-        )
+    def _batches(self) -> Generator[Batch, None, None]:
+        """Those of the steps to come, on the model's device."""
+        read = read_ahead if self.read_ahead else read_directly
+        return read(itertools.islice(self._read_from(self.step), self.total_steps - self.step), self.device)
+
+    def _read_from(self, step: int) -> Iterator[Batch]:
+        """The batch of step number ``step``, the first being 0, and those of all steps after it."""
+        while True:
+            epoch, position = divmod(step, self.steps_per_epoch)
+            yield from self.cache.batches(
+                "train",
+                self.config.batch_size,
+                shuffle=True,
+                seed=self.config.seed,
+                epoch=epoch,
+                start=position,
+                drop_last=self.drop_last,
+                rank=self.processes.rank,
+                world_size=self.processes.size,
+            )
+            step += self.steps_per_epoch - position
 
     def _train(self, batch: Batch) -> None:
         rate = learning_rate(self.config, self.step, self.total_steps, self.decays)
