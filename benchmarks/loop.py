@@ -40,7 +40,7 @@ class Steps(Trainer):
 
 
 def make_cache(folder: Path, rows: int, ids: int) -> Cache:
-    """Rows of random features; the ids, a few frequent ones and a long tail, are hashed, so that tables have ids + 1."""
+    """Rows of random features: a few frequent ids and a long tail, hashed, so that every table has ids + 1."""
     generator = np.random.default_rng(0)
     columns: dict[str, Any] = {f"I{i}": generator.normal(size=rows).astype(np.float32) for i in range(DENSE)}
     columns |= {f"C{i}": (ids ** generator.random(rows)).astype(np.int64).astype(str) for i in range(FEATURES)}

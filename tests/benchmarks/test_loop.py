@@ -18,7 +18,8 @@ def test_the_loop_and_its_steps_alone_take_the_same_steps(tmp_path):
 
 
 def test_it_prints_a_ratio_for_each(capsys):
-    loop.main("--rows 300 --ids 50 --batch 32 --deep 8 --steps 1 --rounds 1 --runs 1".split())
+    sizes = {"rows": 300, "ids": 50, "batch": 32, "deep": 8, "steps": 1, "rounds": 1, "runs": 1}
+    loop.main([f"--{name}={size}" for name, size in sizes.items()])
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 5
     assert all("ms per step" in line for line in lines[1:])
