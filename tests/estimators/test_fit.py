@@ -70,10 +70,6 @@ def test_whatever_holds_the_rows(fitted):
 
 def test_rows_of_polars(fitted):
     polars = pytest.importorskip("polars")
-    try:
-        form = polars.DataFrame({"a": [1]})
-    except NameError:
-        pytest.skip("polars is here without its binary")
     table = clicks()
     form = polars.from_arrow(pa.Table.from_pandas(table, preserve_index=False))
     np.testing.assert_array_equal(fitted.predict_proba(form), fitted.predict_proba(table))
