@@ -46,6 +46,7 @@ bench-check: $(VENV)/.developer
 static: $(VENV)/.developer
 	$(BIN)/python -m benchmarks.static.offline
 	$(BIN)/python -m benchmarks.static.drawn
+	$(BIN)/python -m benchmarks.static.row_updates
 	$(BIN)/python -m benchmarks.static.host
 
 $(VENV)/.user: pyproject.toml constraints.txt

@@ -1,12 +1,22 @@
-"""Gradients as optimisers read them: the rows of sparse ones, their norm, and whether they fit their tables."""
+"""Gradients as optimisers read them: the rows of sparse ones, their norm, and whether they fit their tables.
 
-from collections.abc import Iterable
+A sparse gradient has two forms here. On the CPU it is compact: distinct rows, ascending. On other devices, where to
+count rows is to wait, it has as many entries as the batch had ids: ascending rows that may repeat, the sum of a row at
+its first entry, its head, and zeros at the others. The norm of its values is that of the compact one, and
+``coalesce()`` makes that of it. The embedding operator makes this form, and says so by :func:`mark_heads`; a gradient
+of another origin (two backward passes that were added, ``F.embedding(sparse=True)``) is brought into it by a sort on
+the device.
+"""
+
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-Rows = tuple[Tensor, Tensor]  # of a gradient: distinct rows, ascending, and what each of them gets
+from fastcross.kernels.row_updates import Rows, sum_at_heads
+
+_MARK = "_fastcross_heads"
 
 
 @torch.no_grad()
@@ -25,12 +35,12 @@ def clip(values: list[Tensor], max_norm: float) -> Tensor:
 
 
 def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """What the parameters' gradients hold; of sparse ones the values, one row for each distinct id."""
+    """What the parameters' gradients hold; of sparse ones the values, with the sum of each row once."""
     values = []
     for parameter in parameters:
         if parameter.grad is not None:
             if parameter.grad.is_sparse:
-                parameter.grad = coalesced(parameter.grad)
+                parameter.grad = summed(parameter.grad)
             values.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
     return values
 
@@ -44,15 +54,39 @@ def scale_gradients(values: list[Tensor], norm: Tensor, max_norm: float) -> None
         torch._foreach_mul_(values, factor)
 
 
-def coalesced(gradient: Tensor) -> Tensor:
-    """A sparse gradient with each row once, in ascending order.
+def summed(gradient: Tensor) -> Tensor:
+    """A sparse gradient with the sum of each row once, in ascending order.
 
     PyTorch forgets that a gradient is coalesced when it puts it into ``.grad``, and would sort it again; a look at the
-    rows is all that most need.
+    rows is all that most need, or at the mark.
     """
+    if has_heads(gradient):
+        return gradient
     if _is_ascending(gradient):
         return gradient if gradient.is_coalesced() else _sparse(gradient, is_coalesced=True)
-    return _sparse(gradient, is_coalesced=False).coalesce()
+    if gradient.is_cpu or gradient.sparse_dim() != 1:
+        return _sparse(gradient, is_coalesced=False).coalesce()
+    rows, values = sum_at_heads(gradient._indices()[0], gradient._values())
+    mark_heads([rows], [values])
+    contents = rows.unsqueeze(0), values, gradient.shape
+    return torch.sparse_coo_tensor(*contents, check_invariants=False, is_coalesced=False)
+
+
+def mark_heads(rows: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    """Says of gradients that their rows ascend and that their sums stand at the heads, zeros elsewhere.
+
+    The mark is on the memory of both, together: that is what is left of a gradient in ``.grad``. Whoever copies, adds
+    or scales one into new memory leaves the mark behind.
+    """
+    mark = object()
+    for tensor in (*rows, *values):
+        setattr(tensor.untyped_storage(), _MARK, mark)
+
+
+def has_heads(gradient: Tensor) -> bool:
+    """Whether :func:`mark_heads` was told of a sparse gradient's rows and values."""
+    rows, values = (getattr(t.untyped_storage(), _MARK, None) for t in (gradient._indices(), gradient._values()))
+    return rows is not None and rows is values and gradient.sparse_dim() == 1
 
 
 def _is_ascending(gradient: Tensor) -> bool:
@@ -78,8 +112,11 @@ def _sparse(gradient: Tensor, is_coalesced: bool) -> Tensor:
     return torch.sparse_coo_tensor(*contents, check_invariants=False, is_coalesced=is_coalesced)
 
 
-def rows_of(table: Tensor) -> Rows:
-    """What a table's gradient says, in its dtype, once it was seen to fit the table; a dense one has all rows."""
+def rows_of(table: Tensor, is_compact: bool = True) -> Rows:
+    """What a table's gradient says, in its dtype, once it was seen to fit the table; a dense one has all rows.
+
+    Rows ascend. They are distinct if the gradient must be compact, which is for the CPU: elsewhere that would wait.
+    """
     gradient: Any = table.grad
     fits = is_like(gradient, table, gradient.dtype) and table.dim() == 2
     if not fits or gradient.layout not in (torch.strided, torch.sparse_coo):
@@ -89,7 +126,9 @@ def rows_of(table: Tensor) -> Rows:
     if gradient.sparse_dim() != 1:
         found = f"{gradient.sparse_dim()} of {kind(table)}"
         raise ValueError(f"a sparse gradient must have whole rows, one sparse dimension; got {found}")
-    if not _is_ascending(gradient):
+    if not is_compact:
+        gradient = summed(gradient)
+    elif not _is_ascending(gradient):
         gradient = _sparse(gradient, is_coalesced=False).coalesce()
     return gradient._indices()[0].contiguous(), gradient._values().to(table.dtype).contiguous()
 

@@ -6,23 +6,23 @@ all in every batch is updated exactly as :class:`torch.optim.Adam` would, and li
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastcross.gradients import Rows, clip, clip_grad_norm, gradients, is_like, kind, rows_of
+from fastcross.gradients import clip, clip_grad_norm, gradients
 from fastcross.layers.embedding import EmbeddingStack
-from fastcross.ops import backends
+from fastcross.row_optimizers import RowAdagrad, RowAdam, RowOptimizer, RowSGD, call
 
 __all__ = ["OPTIMIZERS", "Optimizer", "RowAdagrad", "RowAdam", "RowSGD", "clip_grad_norm", "configure"]
 
 WEIGHT_DECAY = 0.01  # of AdamW, as torch.optim's own
 
 
-def configure(model: nn.Module, lr: float = 0.001, name: str = "adam") -> "Optimizer":
+def configure(
+    model: nn.Module, lr: float = 0.001, name: str = "adam", *, capturable: bool = False, backend: str = "auto"
+) -> "Optimizer":
     """An optimiser for all trainable parameters of ``model``.
 
     Args:
@@ -30,6 +30,10 @@ def configure(model: nn.Module, lr: float = 0.001, name: str = "adam") -> "Optim
         lr: the learning rate.
         name: "adam", "adamw" (a weight decay of 0.01), "adagrad", "rowwise_adagrad" (which keeps one number for each
             row of a table; Adagrad for the layers) or "sgd".
+        capturable: for a step that is captured in a CUDA graph: learning rates and numbers of steps are tensors on the
+            device, as PyTorch's Adam and AdamW have them by that name; its fused SGD has no number, and takes such a
+            rate. Its Adagrad, which reads both on the host, does not: only tables can then be captured.
+        backend: of the tables' updates; "auto" takes the kernels of their device, "torch" PyTorch's own operators.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"name must be one of {', '.join(OPTIMIZERS)}; got {name!r}")
@@ -41,9 +45,14 @@ def configure(model: nn.Module, lr: float = 0.001, name: str = "adam") -> "Optim
     if layers:
         # Not every device has a fused Adagrad.
         fused = usual is not torch.optim.Adagrad and all(p.is_floating_point() for p in layers)
-        parts.append(usual(layers, lr=lr, fused=fused or None))
+        if capturable and not fused:
+            raise ValueError(f'capturable needs layers that "adam", "adamw" or "sgd" updates; got {name!r}')
+        rate = torch.full((), lr, device=layers[0].device, dtype=torch.float32) if capturable else lr
+        # SGD has no such option and keeps no number of the step.
+        options = {"capturable": True} if capturable and usual is not torch.optim.SGD else {}
+        parts.append(usual(layers, lr=rate, fused=fused or None, **options))
     if tables:
-        parts.append(rows(list(tables), lr=lr))
+        parts.append(rows(list(tables), lr=lr, capturable=capturable, backend=backend))
     if not parts:
         raise ValueError("the model has no parameter that requires a gradient")
     return Optimizer(parts)
@@ -63,10 +72,18 @@ class Optimizer(torch.optim.Optimizer):
             part.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = _call(closure)
+        loss = call(closure)
         for part in self.parts:
             part.step()
         return loss
+
+    def set_lr(self, lr: float) -> None:
+        """In every group; where the rate is on the device it is written there, for a captured step to read."""
+        for group in self.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
 
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> Tensor:
@@ -74,7 +91,12 @@ class Optimizer(torch.optim.Optimizer):
         return clip(gradients(p for group in self.param_groups for p in group["params"]), max_norm)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"parts": [part.state_dict() for part in self.parts]}
+        """The same whether learning rates are on the device or not."""
+        parts = [part.state_dict() for part in self.parts]
+        for group in (group for part in parts for group in part["param_groups"]):
+            if isinstance(group.get("lr"), Tensor):
+                group["lr"] = group["lr"].item()
+        return {"parts": parts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Takes the whole state or, where some of it does not fit, raises and leaves everything as it was."""
@@ -89,145 +111,20 @@ class Optimizer(torch.optim.Optimizer):
                 part.state, part.param_groups = state, groups
             raise
         self.param_groups = [group for part in self.parts for group in part.param_groups]
+        # How this optimiser runs is its own, whatever the one was that was saved.
+        for group, old in zip(self.param_groups, (group for _, groups in before for group in groups), strict=True):
+            if "capturable" in old:
+                group["capturable"] = old["capturable"]
+            if isinstance(old.get("lr"), Tensor):
+                group["lr"] = old["lr"].fill_(group["lr"])
 
 
-class RowOptimizer(torch.optim.Optimizer):
-    """Updates the rows that have a gradient, and what it keeps of them; a subclass says how."""
-
-    kept: tuple[str, ...] = ()  # names of what is kept of each table
-
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = _call(closure)
-        with torch.no_grad():
-            # All groups are read before the first is written: a gradient or moment that does not fit changes nothing.
-            found = [(group, *self._read(group["params"])) for group in self.param_groups]
-            for group, tables, rows, moments in found:
-                if "step" in group:
-                    group["step"] += 1
-                for kernels, chosen in _by_backend(tables):
-                    self._update(kernels, group, *_pick(chosen, tables, moments, rows))
-                _count_as_changed(tables)
-        return loss
-
-    def _update(
-        self, kernels: ModuleType, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
-    ) -> None:
-        raise NotImplementedError
-
-    def _read(self, parameters: list[Tensor]) -> tuple[list[Tensor], list[Rows], list[tuple[Tensor, ...]]]:
-        tables, rows = _with_rows(parameters)
-        return tables, rows, [self.moments(table) for table in tables]
-
-    def moments(self, table: Tensor) -> tuple[Tensor, ...]:
-        """What is kept of a table, Adam's (m, v) for example; zeros before its first step."""
-        if not self.kept:
-            return ()
-        state, like = self.state[table], self._like(table)
-        if not state:
-            state.update({name: _zeros(like) for name in self.kept})
-        for name in self.kept:
-            moment = state.get(name)
-            if not isinstance(moment, Tensor) or not is_like(moment, like):
-                raise ValueError(
-                    f"{name} must be like its table, {kind(like)}; got {kind(moment)}: "
-                    "a table that was replaced needs a new optimiser"
-                )
-            state[name] = moment.contiguous()  # an expanded one has less memory than rows
-        return tuple(state[name] for name in self.kept)
-
-    def _like(self, table: Tensor) -> Tensor:
-        """What each of the kept tensors resembles in shape, dtype and device."""
-        return table
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the state or, where a moment does not fit its table, raises and leaves everything as it was."""
-        before = self.state, self.param_groups
-        super().load_state_dict(state_dict)
-        try:
-            for table in list(self.state):
-                self.moments(table)
-        except ValueError:
-            self.state, self.param_groups = before
-            raise
+def _adamw_rows(tables: Iterable[Tensor], lr: float, **options: Any) -> RowAdam:
+    return RowAdam(tables, lr, weight_decay=WEIGHT_DECAY, **options)
 
 
-class RowAdam(RowOptimizer):
-    """Adam on the rows that have a gradient: m += (1-β₁)(g-m), v += (1-β₂)(g²-v), w -= lr m̂ / (√v̂ + ε).
-
-    With a ``weight_decay`` AdamW, lazy like the rest: before a step, w -= lr weight_decay w on the rows of the batch
-    alone. A row that is rare therefore decays as rarely, where :class:`torch.optim.AdamW` would let it fade between its
-    batches, at the cost of the whole table in every step.
-    """
-
-    kept = ("exp_avg", "exp_avg_sq")
-
-    def __init__(
-        self,
-        tables: Iterable[Tensor],
-        lr: float = 0.001,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        if not (lr >= 0 and eps >= 0 and all(0 <= beta < 1 for beta in betas)):
-            raise ValueError(f"lr and eps must be at least 0 and betas in [0, 1); got {lr}, {eps} and {betas}")
-        if not weight_decay >= 0:
-            raise ValueError(f"weight_decay must be at least 0; got {weight_decay}")
-        super().__init__(tables, {"lr": lr, "betas": betas, "eps": eps, "step": 0, "weight_decay": weight_decay})
-
-    def _update(
-        self, kernels: ModuleType, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
-    ) -> None:
-        options = float(group["lr"]), tuple(group["betas"]), group["eps"], group["step"]
-        # A state that was saved before there was a decay has none.
-        kernels.adam_rows(tables, moments, rows, *options, group.get("weight_decay", 0.0))
-
-
-class RowAdagrad(RowOptimizer):
-    """Adagrad on the rows that have a gradient: s += g², w -= lr g / (√s + ε).
-
-    ``row_wise`` keeps one s for each row in place of one for each element, s += mean(g²): a table's state then is one
-    column, where Adam keeps two more tables.
-    """
-
-    kept = ("sum",)
-
-    def __init__(self, tables: Iterable[Tensor], lr: float = 0.01, eps: float = 1e-10, row_wise: bool = False) -> None:
-        if not (lr >= 0 and eps >= 0):
-            raise ValueError(f"lr and eps must be at least 0; got {lr} and {eps}")
-        super().__init__(tables, {"lr": lr, "eps": eps})
-        self.row_wise = row_wise
-
-    def _like(self, table: Tensor) -> Tensor:
-        return table[:, 0] if self.row_wise else table
-
-    def _update(
-        self, kernels: ModuleType, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
-    ) -> None:
-        sums = [kept[0] for kept in moments]
-        kernels.adagrad_rows(tables, sums, rows, float(group["lr"]), group["eps"], self.row_wise)
-
-
-class RowSGD(RowOptimizer):
-    """w -= lr g on the rows that have a gradient."""
-
-    def __init__(self, tables: Iterable[Tensor], lr: float = 0.001) -> None:
-        if not lr >= 0:
-            raise ValueError(f"lr must be at least 0; got {lr}")
-        super().__init__(tables, {"lr": lr})
-
-    def _update(
-        self, kernels: ModuleType, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
-    ) -> None:
-        kernels.sgd_rows(tables, rows, float(group["lr"]))
-
-
-def _adamw_rows(tables: Iterable[Tensor], lr: float) -> RowAdam:
-    return RowAdam(tables, lr, weight_decay=WEIGHT_DECAY)
-
-
-def _rowwise_adagrad_rows(tables: Iterable[Tensor], lr: float) -> RowAdagrad:
-    return RowAdagrad(tables, lr, row_wise=True)
+def _rowwise_adagrad_rows(tables: Iterable[Tensor], lr: float, **options: Any) -> RowAdagrad:
+    return RowAdagrad(tables, lr, row_wise=True, **options)
 
 
 # Of a model's layers, and of the rows of its tables.
@@ -238,40 +135,3 @@ OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], Callable[..., 
     "rowwise_adagrad": (torch.optim.Adagrad, _rowwise_adagrad_rows),
     "sgd": (torch.optim.SGD, RowSGD),
 }
-
-
-def _with_rows(parameters: list[Tensor]) -> tuple[list[Tensor], list[Rows]]:
-    """The tables whose gradients have rows, and these."""
-    found = [(table, rows_of(table)) for table in parameters if table.grad is not None]
-    found = [(table, rows) for table, rows in found if len(rows[0])]
-    return [table for table, _ in found], [rows for _, rows in found]
-
-
-def _zeros(table: Tensor) -> Tensor:
-    """Zeros that take up memory only as rows are touched, on a CPU: what the system hands out is zero already."""
-    if table.device.type == "cpu" and table.dtype in (torch.float32, torch.float64):
-        return torch.from_numpy(np.zeros(table.shape, str(table.dtype).removeprefix("torch.")))
-    return torch.zeros_like(table, memory_format=torch.contiguous_format)
-
-
-def _by_backend(tables: list[Tensor]) -> list[tuple[ModuleType, list[int]]]:
-    """Which tables go to which kernels, those of one dtype together; the CPU's take contiguous ones."""
-    groups: dict[tuple[str, torch.dtype], list[int]] = {}
-    for i, table in enumerate(tables):
-        backend = backends.choose("auto", table.device, table.dtype) if table.is_contiguous() else "torch"
-        groups.setdefault((backend, table.dtype), []).append(i)
-    return [(backends.kernels("row_updates", backend), chosen) for (backend, _), chosen in groups.items()]
-
-
-def _pick(chosen: list[int], *lists: list[Any]) -> list[list[Any]]:
-    return [[each[i] for i in chosen] for each in lists]
-
-
-def _count_as_changed(tables: list[Tensor]) -> None:
-    """For autograd, which would not notice that a kernel wrote to them."""
-    for table in tables:
-        torch.autograd.graph.increment_version(table)
-
-
-def _call(closure: Callable[[], Any] | None) -> Any:
-    return None if closure is None else torch.enable_grad()(closure)()

@@ -1,57 +1,93 @@
-"""Updates of the rows of tables in PyTorch's own operators; kernels/cpu/row_updates.py has the same functions.
+"""Updates of the rows of tables in PyTorch's own operators; kernels/{cpu,gpu}/row_updates.py have the same functions.
 
 adam_rows      Adam or AdamW on the rows that a gradient names, moments included
 adagrad_rows   Adagrad on them, with a sum of squares for each element or for each row
 sgd_rows       gradient descent on them
+
+A gradient's rows ascend, and may repeat: a row's gradient then stands at the first of its entries, its head, and the
+others are not read. All entries of a row compute the same new values out of the head's gradient and write the same
+bits, so that nothing has to be counted, which would wait for the device. The learning rate and the number of the step
+may be tensors on the device, for a step that is captured.
 """
 
+import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-Rows = tuple[Tensor, Tensor]  # of a gradient: distinct rows of the table, and what each of them gets
+Rows = tuple[Tensor, Tensor]  # of a gradient: ascending rows of the table, and at the first entry of each what it gets
 
 
 def adam_rows(
     tables: Sequence[Tensor],
     moments: Sequence[tuple[Tensor, Tensor]],
     gradients: Sequence[Rows],
-    lr: float,
+    lr: float | Tensor,
     betas: tuple[float, float],
     eps: float,
-    step: int,
+    step: int | Tensor,
     weight_decay: float = 0.0,
 ) -> None:
     """Adam's step number ``step`` on the rows of each (rows, gradients); other rows and their moments stay the same.
 
     Before it, these rows lose ``lr * weight_decay`` of their values: AdamW.
     """
-    for table, (first, second), (rows, g) in zip(tables, moments, gradients, strict=True):
+    rate, shrink = lr / bias_correction(betas[0], step), 1 - lr * weight_decay
+    scale = bias_correction(betas[1], step) ** 0.5
+    for table, (first, second), (rows, values) in zip(tables, moments, gradients, strict=True):
+        g = at_heads(rows, values)
         m = first[rows].lerp_(g, 1 - betas[0])
         v = second[rows].lerp_(g.square(), 1 - betas[1])
         first[rows], second[rows] = m, v
-        denominator = v.sqrt_().div_((1 - betas[1] ** step) ** 0.5).add_(eps)
-        shrink = 1 - lr * weight_decay
-        table[rows] = shrink * table[rows] - (lr / (1 - betas[0] ** step)) * m / denominator
+        denominator = v.sqrt_().div_(scale).add_(eps)
+        table[rows] = shrink * table[rows] - rate * m / denominator
 
 
 def adagrad_rows(
     tables: Sequence[Tensor],
     sums: Sequence[Tensor],
     gradients: Sequence[Rows],
-    lr: float,
+    lr: float | Tensor,
     eps: float,
     row_wise: bool,
 ) -> None:
     """Adagrad on the rows of each (rows, gradients); ``sums`` are like the tables or, row-wise, one per row."""
-    for table, total, (rows, g) in zip(tables, sums, gradients, strict=True):
+    for table, total, (rows, values) in zip(tables, sums, gradients, strict=True):
+        g = at_heads(rows, values)
         s = total[rows] + (g.square().mean(1) if row_wise else g.square())
         total[rows] = s
         denominator = s.sqrt().add_(eps)
         table[rows] -= lr * g / (denominator.unsqueeze(1) if row_wise else denominator)
 
 
-def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[Rows], lr: float) -> None:
+def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[Rows], lr: float | Tensor) -> None:
     """w -= lr g on the rows of each (rows, gradients)."""
-    for table, (rows, g) in zip(tables, gradients, strict=True):
-        table[rows] -= lr * g
+    for table, (rows, values) in zip(tables, gradients, strict=True):
+        table[rows] -= lr * at_heads(rows, values)
+
+
+def at_heads(rows: Tensor, values: Tensor) -> Tensor:
+    """For each entry the values of its row's head: the first entry that is not below it."""
+    return values[torch.searchsorted(rows, rows)]
+
+
+def sum_at_heads(rows: Tensor, values: Tensor) -> Rows:
+    """Any rows in ascending order, with the sum of a row's values at its head and 0 at its other entries.
+
+    As many entries as there were, so that nothing waits for the device. Sums are those of index_put_, in float32 for
+    half precision, and on a GPU in the order of the entries.
+    """
+    rows, order = rows.sort(stable=True)
+    values = values[order]
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    total = values.new_zeros(values.shape, dtype=dtype)
+    total.index_put_((torch.searchsorted(rows, rows),), values.to(dtype), accumulate=True)
+    return rows, total.to(values.dtype)
+
+
+def bias_correction(beta: float, step: int | Tensor) -> float | Tensor:
+    """1 - β^step; of a tensor by way of expm1, since float32 would lose most digits of it in the first steps."""
+    if not isinstance(step, Tensor):
+        return 1 - beta**step
+    return -torch.expm1(step * math.log(beta)) if beta else torch.ones_like(step)

@@ -86,7 +86,7 @@ def launches(case: Case) -> list[Launch]:
     warp_size = 64 if case.target.startswith("gfx9") else 32
 
     def record(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        recorded.append(_specialise(case, kernel, args, options))
+        recorded.append(specialise(case.target, kernel, args, options, (BATCH, case.d)))
 
     with (
         mock.patch.object(JITFunction, "run", record),
@@ -130,8 +130,13 @@ def prepare(case: Case, device: str) -> Callable[[], object]:
     return functools.partial(launcher, *operands[case.operator])
 
 
-def _specialise(case: Case, kernel: JITFunction, args: tuple, options: dict[str, Any]) -> Launch:
-    """Types and hints as the JIT derives them: pointers and multiples of 16 are marked, the integer 1 is a constant."""
+def specialise(
+    target: str, kernel: JITFunction, args: tuple, options: dict[str, Any], shape: tuple[int, ...] = ()
+) -> Launch:
+    """Types and hints as the JIT derives them: pointers and multiples of 16 are marked, the integer 1 is a constant.
+
+    ``shape``: of the operands whose traffic is looked at.
+    """
     given = dict(zip(kernel.arg_names, args, strict=False)) | options
     signature: list[tuple[str, str]] = []
     constexprs: list[tuple[str, Any]] = []
@@ -145,16 +150,18 @@ def _specialise(case: Case, kernel: JITFunction, args: tuple, options: dict[str,
         elif isinstance(value, Tensor):
             signature.append((name, "*" + type_canonicalisation_dict[str(value.dtype).removeprefix("torch.")]))
             divisible.append(i)
-            if value.shape == (BATCH, case.d):
+            if value.shape == shape:
                 rows.append((name, value.element_size()))
             if name == "sums_ptr":
                 sums = value.numel() * value.element_size()
+        elif isinstance(value, float):
+            signature.append((name, "fp32"))
         else:
             signature.append((name, "i32"))
             if value % 16 == 0 and not free:
                 divisible.append(i)
     return Launch(
-        case.target,
+        target,
         kernel.fn.__module__,
         kernel.fn.__name__,
         tuple(signature),

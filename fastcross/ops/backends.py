@@ -28,8 +28,9 @@ _KERNELS = {
     ("embedding_stack", "torch"): "fastcross.kernels.embedding",
     ("embedding_stack", "reference"): "fastcross.kernels.embedding",
     ("row_updates", "numba"): "fastcross.kernels.cpu.row_updates",
-    ("row_updates", "triton"): "fastcross.kernels.row_updates",
+    ("row_updates", "triton"): "fastcross.kernels.gpu.row_updates",
     ("row_updates", "torch"): "fastcross.kernels.row_updates",
+    ("row_updates", "reference"): "fastcross.kernels.row_updates",
 }
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET", "") not in ("", "0"):
     pytest.skip("an interpreting process cannot compile", allow_module_level=True)
 
-from benchmarks.static import drawn, offline
+from benchmarks.static import drawn, offline, row_updates
 from benchmarks.static.cases import FLOOR, TARGETS, Case, draw
 from benchmarks.static.machine_code import Code
 from benchmarks.static.offline import WIDTHS
@@ -60,3 +60,13 @@ def test_command_narrows_and_explains_itself(capsys):
     narrowed = ["--targets=sm_80", "--kernels=cross_layer_fwd", "--shapes=54", "--layers=1", "--dtypes=fp32"]
     assert offline.main(narrowed) == 0
     assert "1 case: no spills" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx1100"])
+def test_row_updates_do_not_spill(target):
+    """One launch each, with at most half of a thread's registers: rows lie anywhere, and warps hide the way to them."""
+    every = row_updates.cases([target], ["fp32", "bf16"])
+    chosen = [case for case in every if case.on_device and case.widths in row_updates.WIDTHS[:3:2]]
+    found = list(row_updates.survey(chosen))
+    assert {case.update for case, _ in found} == set(row_updates.UPDATES)
+    assert not [(case, code) for case, code in found if code.spills or code.registers > 128]

@@ -1,0 +1,86 @@
+"""Compile the row updates of the optimisers, without a GPU: ``python -m benchmarks.static.row_updates``.
+
+For each target, update, dtype and set of widths one line: registers per thread and spills. The exit status is 1 if a
+kernel spills. The tables are tensors on the CPU, and each launch is recorded in place of being made.
+"""
+
+import itertools
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from benchmarks.static.cases import DRAWN_TARGETS, specialise
+from benchmarks.static.machine_code import Code, Launch, compile_launch
+from fastcross.kernels.gpu import row_updates
+
+UPDATES = ("adam", "adagrad", "row-wise", "sgd")
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+WIDTHS = ((16,) * 26, (4, 16, 64, 400), (3, 17, 39), (1,))
+HEIGHT, ENTRIES = 50, 20
+
+
+class Case(NamedTuple):
+    target: str
+    update: str
+    dtype: str
+    widths: tuple[int, ...]
+    on_device: bool  # whether the learning rate and the number of the step are
+
+
+def launches(case: Case) -> list[Launch]:
+    """What an update of these tables launches."""
+    dtype = DTYPES[case.dtype]
+    tables = [torch.zeros(HEIGHT, width, dtype=dtype) for width in case.widths]
+    rows = torch.zeros(ENTRIES * len(tables), dtype=torch.int64).split(ENTRIES)
+    flat = torch.zeros(ENTRIES * sum(case.widths), dtype=dtype).split([ENTRIES * width for width in case.widths])
+    gradients = [(each, g.view(ENTRIES, -1)) for each, g in zip(rows, flat, strict=True)]
+    lr, step = (torch.ones(()), torch.ones(())) if case.on_device else (0.1, 3)
+    recorded: list[Launch] = []
+
+    def record(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        recorded.append(specialise(case.target, kernel, args, options))
+
+    with mock.patch.object(JITFunction, "run", record):
+        if case.update == "adam":
+            moments = [(torch.zeros_like(table), torch.zeros_like(table)) for table in tables]
+            row_updates.adam_rows(tables, moments, gradients, lr, (0.9, 0.999), 1e-8, step, 0.01)
+        elif case.update == "sgd":
+            row_updates.sgd_rows(tables, gradients, lr)
+        else:
+            is_row_wise = case.update == "row-wise"
+            sums = [torch.zeros_like(table[:, 0] if is_row_wise else table) for table in tables]
+            row_updates.adagrad_rows(tables, sums, gradients, lr, 1e-10, is_row_wise)
+    return recorded
+
+
+def cases(targets: Iterable[str] = DRAWN_TARGETS, dtypes: Iterable[str] = DTYPES) -> list[Case]:
+    return [Case(*parts) for parts in itertools.product(targets, UPDATES, dtypes, WIDTHS, (False, True))]
+
+
+def survey(chosen: list[Case]) -> Iterator[tuple[Case, Code]]:
+    """Each case with the machine code of its one launch; equal launches are compiled once."""
+    codes: dict[Launch, Code] = {}
+    for case in chosen:
+        (launch,) = launches(case)
+        if launch not in codes:
+            codes[launch] = compile_launch(launch)
+        yield case, codes[launch]
+
+
+def main() -> int:
+    failures = 0
+    for case, code in survey(cases()):
+        widths = "/".join(map(str, dict.fromkeys(case.widths)))
+        place = "device" if case.on_device else "host"
+        print(f"{case.target:8} {case.update:9} {case.dtype:5} {widths:12} {place:7}", code.registers, code.spills)
+        failures += code.spills > 0
+    print(f"{failures} kernels spill")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,237 @@
+"""Triton: updates of the rows of tables, one launch for all tables of a dtype.
+
+    adam_rows      m += (1-β₁)(g-m),  v += (1-β₂)(g²-v),  w = shrink w - rate m / (√v scale + ε)
+    adagrad_rows   s += g², or mean(g²) for a whole row,  w -= lr g / (√s + ε)
+    sgd_rows       w -= lr g
+
+with rate = lr / (1-β₁^step), scale = (1-β₂^step)^-½ and shrink = 1 - lr · weight_decay. A gradient's rows ascend and
+may repeat; only a row's first entry, its head, is read, and rows that are not there are left out. A program has BLOCK_M
+entries of one table, whichever its width, BLOCK_N columns at a time. Per row of n_e elements: Adam reads 4 n_e and
+writes 3 n_e, Adagrad 3 and 2, SGD 2 and 1 (row-wise Adagrad reads g twice, the second time from a cache), and of each
+entry its number and the one before it. Arithmetic is in float32, whatever the tables hold. Not good for rows of
+thousands of columns, each of which is the work of one program.
+
+The tables' addresses and sizes stand in an int64 tensor on the device (``row_launch``).
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fastcross.kernels import row_updates as plain
+from fastcross.kernels.gpu.row_launch import DTYPES, describe
+from fastcross.kernels.row_updates import Rows
+
+
+@triton.jit
+def _field(tables_ptr, k, K, FIELD: tl.constexpr):
+    return tl.load(tables_ptr + FIELD * K + k)
+
+
+@triton.jit
+def _pointer(tables_ptr, k, K, FIELD: tl.constexpr, DTYPE: tl.constexpr, ALIGN: tl.constexpr):
+    address = _field(tables_ptr, k, K, FIELD)
+    if ALIGN > 1:
+        address = address // 16 * 16  # which says so to the compiler
+    return address.to(tl.pointer_type(DTYPE))
+
+
+@triton.jit
+def _open(
+    tables_ptr, rows_ptr, g_ptr, K,
+    DTYPE: tl.constexpr, ALIGN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr
+):  # fmt: skip
+    """A program's table k, its width, its rows of w and of g, and which row each entry updates, or none."""
+    offs_k = tl.arange(0, BLOCK_K)
+    programs = tl.load(tables_ptr + offs_k, mask=offs_k < K, other=2**31)
+    k = tl.sum((programs <= tl.program_id(0)).to(tl.int32), 0) - 1
+    offs_m = (tl.program_id(0) - _field(tables_ptr, k, K, 0)) * BLOCK_M + tl.arange(0, BLOCK_M)
+    height, width = _field(tables_ptr, k, K, 1), _field(tables_ptr, k, K, 2).to(tl.int32) // ALIGN * ALIGN
+    mask_m = offs_m < _field(tables_ptr, k, K, 3)
+    rows_ptr += _field(tables_ptr, k, K, 4)
+    row = tl.load(rows_ptr + offs_m, mask=mask_m, other=-1)
+    before = tl.load(rows_ptr + offs_m - 1, mask=mask_m & (offs_m > 0), other=-1)
+    is_head = (row != before) & (row >= 0) & (row < height)
+    g_rows = g_ptr + _field(tables_ptr, k, K, 5) // ALIGN * ALIGN + (offs_m * width)[:, None]
+    w_rows = _pointer(tables_ptr, k, K, 6, DTYPE, ALIGN) + (row * width)[:, None]
+    return k, width, row, is_head[:, None], w_rows, g_rows
+
+
+@triton.jit
+def _correction(step, log_beta):
+    """1 - β^step = -expm1(step ln β), by its series where the difference would lose digits."""
+    x = step * log_beta
+    series = 1.0
+    for i in tl.static_range(8):
+        series = 1.0 + x * series / (9 - i)
+    return tl.where(x > -0.5, -x * series, 1.0 - tl.exp(x))
+
+
+@triton.jit
+def _sgd_rows_kernel(
+    # pointers
+    tables_ptr, rows_ptr, g_ptr, lr_ptr,
+    # sizes
+    K,
+    # scalars
+    lr,
+    # constexprs
+    DTYPE: tl.constexpr, ALIGN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    _, width, _, is_head, w_rows, g_rows = _open(tables_ptr, rows_ptr, g_ptr, K, DTYPE, ALIGN, BLOCK_K, BLOCK_M)
+    if lr_ptr is not None:
+        lr = tl.load(lr_ptr).to(tl.float32)
+    for first in range(0, width, BLOCK_N):
+        offs_n = first + tl.arange(0, BLOCK_N)[None, :]
+        mask = is_head & (offs_n < width)
+        g = tl.load(g_rows + offs_n, mask=mask, other=0.0).to(tl.float32)
+        w = tl.load(w_rows + offs_n, mask=mask, other=0.0).to(tl.float32)
+        tl.store(w_rows + offs_n, (w - lr * g).to(DTYPE), mask=mask)
+
+
+@triton.jit
+def _adam_rows_kernel(
+    # pointers
+    tables_ptr, rows_ptr, g_ptr, lr_ptr, step_ptr,
+    # sizes
+    K,
+    # scalars
+    rate, scale, shrink, decay1, decay2, eps, weight_decay, log_beta1, log_beta2,
+    # constexprs
+    DTYPE: tl.constexpr, ALIGN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    k, width, row, is_head, w_rows, g_rows = _open(tables_ptr, rows_ptr, g_ptr, K, DTYPE, ALIGN, BLOCK_K, BLOCK_M)
+    m_rows = _pointer(tables_ptr, k, K, 7, DTYPE, ALIGN) + (row * width)[:, None]
+    v_rows = _pointer(tables_ptr, k, K, 8, DTYPE, ALIGN) + (row * width)[:, None]
+    if lr_ptr is not None:
+        lr, step = tl.load(lr_ptr).to(tl.float32), tl.load(step_ptr).to(tl.float32)
+        rate = lr / _correction(step, log_beta1)
+        scale = 1.0 / tl.sqrt(_correction(step, log_beta2))
+        shrink = 1.0 - lr * weight_decay
+    for first in range(0, width, BLOCK_N):
+        offs_n = first + tl.arange(0, BLOCK_N)[None, :]
+        mask = is_head & (offs_n < width)
+        g = tl.load(g_rows + offs_n, mask=mask, other=0.0).to(tl.float32)
+        m = tl.load(m_rows + offs_n, mask=mask, other=0.0).to(tl.float32)
+        v = tl.load(v_rows + offs_n, mask=mask, other=1.0).to(tl.float32)
+        w = tl.load(w_rows + offs_n, mask=mask, other=0.0).to(tl.float32)
+        m += decay1 * (g - m)
+        v += decay2 * (g * g - v)
+        w = shrink * w - tl.div_rn(rate * m, tl.sqrt_rn(v) * scale + eps)
+        tl.store(m_rows + offs_n, m.to(DTYPE), mask=mask)
+        tl.store(v_rows + offs_n, v.to(DTYPE), mask=mask)
+        tl.store(w_rows + offs_n, w.to(DTYPE), mask=mask)
+
+
+@triton.jit
+def _adagrad_rows_kernel(
+    # pointers
+    tables_ptr, rows_ptr, g_ptr, lr_ptr,
+    # sizes
+    K,
+    # scalars
+    lr, eps,
+    # constexprs
+    ROW_WISE: tl.constexpr,
+    DTYPE: tl.constexpr, ALIGN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    k, width, row, is_head, w_rows, g_rows = _open(tables_ptr, rows_ptr, g_ptr, K, DTYPE, ALIGN, BLOCK_K, BLOCK_M)
+    if lr_ptr is not None:
+        lr = tl.load(lr_ptr).to(tl.float32)
+    if ROW_WISE:
+        squares = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for first in range(0, width, BLOCK_N):
+            offs_n = first + tl.arange(0, BLOCK_N)[None, :]
+            g = tl.load(g_rows + offs_n, mask=is_head & (offs_n < width), other=0.0).to(tl.float32)
+            squares += g * g
+        s_ptrs = (_pointer(tables_ptr, k, K, 7, DTYPE, 1) + row)[:, None]
+        s = tl.load(s_ptrs, mask=is_head, other=1.0).to(tl.float32) + tl.sum(squares, 1)[:, None] / width
+        tl.store(s_ptrs, s.to(DTYPE), mask=is_head)
+    else:
+        s_rows = _pointer(tables_ptr, k, K, 7, DTYPE, ALIGN) + (row * width)[:, None]
+    for first in range(0, width, BLOCK_N):
+        offs_n = first + tl.arange(0, BLOCK_N)[None, :]
+        mask = is_head & (offs_n < width)
+        g = tl.load(g_rows + offs_n, mask=mask, other=0.0).to(tl.float32)
+        w = tl.load(w_rows + offs_n, mask=mask, other=0.0).to(tl.float32)
+        if not ROW_WISE:
+            s = tl.load(s_rows + offs_n, mask=mask, other=1.0).to(tl.float32) + g * g
+            tl.store(s_rows + offs_n, s.to(DTYPE), mask=mask)
+        w -= tl.div_rn(lr * g, tl.sqrt_rn(s) + eps)
+        tl.store(w_rows + offs_n, w.to(DTYPE), mask=mask)
+
+
+def adam_rows(
+    tables: Sequence[Tensor],
+    moments: Sequence[tuple[Tensor, Tensor]],
+    gradients: Sequence[Rows],
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    step: int | Tensor,
+    weight_decay: float = 0.0,
+) -> None:
+    """As :func:`fastcross.kernels.row_updates.adam_rows`."""
+    if tables[0].dtype not in DTYPES:
+        return plain.adam_rows(tables, moments, gradients, lr, betas, eps, step, weight_decay)
+    first, second = ([pair[i] for pair in moments] for i in (0, 1))
+    launch = describe(tables, gradients, first, second)
+    scalars: tuple[float, ...] = (0.0, 0.0, 0.0)
+    if isinstance(lr, Tensor) or isinstance(step, Tensor):
+        lr, step = (_on_device(value, tables[0]) for value in (lr, step))
+    else:
+        corrections = [1 - beta**step for beta in betas]
+        scalars = lr / corrections[0], corrections[1] ** -0.5, 1 - lr * weight_decay
+    logarithms = [math.log(beta) if beta else -1e4 for beta in betas]  # exp of which is 0
+    with torch.cuda.device_of(tables[0]):
+        _adam_rows_kernel[(launch.programs,)](
+            *launch.pointers(gradients), _tensor(lr), _tensor(step), len(tables),
+            *scalars, *(1 - beta for beta in betas), eps, weight_decay, *logarithms,
+            **launch.blocks, num_warps=4,
+        )  # fmt: skip
+
+
+def adagrad_rows(
+    tables: Sequence[Tensor],
+    sums: Sequence[Tensor],
+    gradients: Sequence[Rows],
+    lr: float | Tensor,
+    eps: float,
+    row_wise: bool,
+) -> None:
+    """As :func:`fastcross.kernels.row_updates.adagrad_rows`."""
+    if tables[0].dtype not in DTYPES:
+        return plain.adagrad_rows(tables, sums, gradients, lr, eps, row_wise)
+    launch = describe(tables, gradients, sums)
+    with torch.cuda.device_of(tables[0]):
+        _adagrad_rows_kernel[(launch.programs,)](
+            *launch.pointers(gradients), _tensor(lr), len(tables), _number(lr), eps,
+            ROW_WISE=row_wise, **launch.blocks, num_warps=4,
+        )  # fmt: skip
+
+
+def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[Rows], lr: float | Tensor) -> None:
+    """As :func:`fastcross.kernels.row_updates.sgd_rows`."""
+    if tables[0].dtype not in DTYPES:
+        return plain.sgd_rows(tables, gradients, lr)
+    launch = describe(tables, gradients)
+    with torch.cuda.device_of(tables[0]):
+        _sgd_rows_kernel[(launch.programs,)](
+            *launch.pointers(gradients), _tensor(lr), len(tables), _number(lr), **launch.blocks, num_warps=4
+        )
+
+
+def _tensor(value: float | Tensor) -> Tensor | None:
+    return value if isinstance(value, Tensor) else None
+
+
+def _number(value: float | Tensor) -> float:
+    return 0.0 if isinstance(value, Tensor) else float(value)
+
+
+def _on_device(value: float | Tensor, table: Tensor) -> Tensor:
+    return value if isinstance(value, Tensor) else torch.full((), value, dtype=torch.float32, device=table.device)

@@ -1,0 +1,199 @@
+"""The Triton kernels of the optimisers: tables and moments by the rule of tests/accuracy.py, in Triton's interpreter.
+
+``test_triton_interpreter.py`` runs this file in a process of its own.
+"""
+
+import os
+from unittest import mock
+
+import pytest
+import torch
+from accuracy import assert_as_good
+from guarded import Guarded
+from no_waits import NoWaits
+from row_cases import HEIGHT, LR, STEP, UPDATES, compact, copied, draw, exact, update
+from torch import nn
+
+if os.environ.get("TRITON_INTERPRET", "") in ("", "0"):
+    pytest.skip("for Triton's interpreter", allow_module_level=True)
+
+from triton.runtime.interpreter import InterpretedFunction
+
+from fastcross import optim
+from fastcross.gradients import mark_heads
+from fastcross.kernels import row_updates as plain
+from fastcross.kernels.gpu import row_launch
+from fastcross.kernels.gpu import row_updates as gpu
+
+WIDTHS = {"aligned": (16, 8, 40, 64), "odd": (3, 16, 1, 33)}
+HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+def same(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def flat(tables, kept):
+    return [*tables, *(moment for each in kept for moment in each)]
+
+
+@pytest.mark.parametrize("on_device", [False, True], ids=["numbers", "tensors"])
+@pytest.mark.parametrize("layout", WIDTHS)
+@pytest.mark.parametrize("dtype", [SINGLE, HALF, BF16, DOUBLE], ids=str)
+@pytest.mark.parametrize("name", UPDATES)
+def test_rows_and_moments(name, dtype, layout, on_device):
+    tables, kept, gradients = draw(WIDTHS[layout], dtype, name)
+    parts = zip(tables, kept, gradients, strict=True)
+    expected = [exact(name, table, moments, *gradient) for table, moments, gradient in parts]
+    eager, eager_kept = copied(tables, kept)
+    update(plain, name, eager, eager_kept, compact(gradients))
+    before, before_kept = copied(tables, kept)
+    precision = torch.promote_types(dtype, SINGLE)
+    numbers = [torch.tensor(n, dtype=precision) for n in (LR, STEP)] if on_device else (LR, STEP)
+    update(gpu, name, tables, kept, gradients, *numbers)
+    for k, (rows, _) in enumerate(gradients):
+        ours, theirs = [tables[k], *kept[k]], [eager[k], *eager_kept[k]]
+        for i, (a, b, c) in enumerate(zip(ours, theirs, expected[k], strict=True)):
+            assert_as_good(a, b, c, f"{name}: {i} of table {k}")
+        untouched = [row for row in range(HEIGHT) if row not in rows.tolist()]
+        for a, b in zip(ours, [before[k], *before_kept[k]], strict=True):
+            assert torch.equal(a[untouched], b[untouched])
+            assert not torch.equal(a, b)
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_compact_gradients_and_others_give_the_same_bits(name):
+    tables, kept, gradients = draw(WIDTHS["odd"], SINGLE, name)
+    others, other_kept = copied(tables, kept)
+    update(gpu, name, tables, kept, gradients)
+    update(gpu, name, others, other_kept, compact(gradients))
+    assert same(flat(tables, kept), flat(others, other_kept))
+
+
+@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.parametrize("step", [1, 100, 100_000])
+def test_the_number_of_the_step_may_be_on_the_device(name, step):
+    tables, kept, gradients = draw((16, 3), SINGLE, name)
+    others, other_kept = copied(tables, kept)
+    update(gpu, name, tables, kept, gradients, LR, step)
+    update(gpu, name, others, other_kept, gradients, torch.tensor(LR), torch.tensor(float(step)))
+    for a, b in zip(flat(tables, kept), flat(others, other_kept), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", UPDATES)
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+def test_non_finite_values_stay_in_their_row(name, bad):
+    tables, kept, gradients = draw((16, 3), SINGLE, name)
+    rows, values = gradients[0]
+    values[3, 2] = bad
+    update(gpu, name, tables, kept, gradients)
+    others = [row for row in range(HEIGHT) if row != int(rows[3])]
+    assert not tables[0][rows[3], 2].isfinite()
+    assert all(t[others].isfinite().all() for t in (tables[0], *kept[0]))
+    assert all(t.isfinite().all() for t in (tables[1], *kept[1]))
+
+
+@pytest.mark.parametrize("name", UPDATES)
+def test_rows_that_are_not_there_are_left_out(name):
+    tables, kept, gradients = draw((16, 3), SINGLE, name, rows=[[-5, -1, 2, 2, HEIGHT, 10**12]])
+    others, other_kept = copied(tables, kept)
+    update(gpu, name, tables, kept, gradients)
+    update(gpu, name, others, other_kept, [(rows[2:4], values[2:4]) for rows, values in gradients])
+    assert same(flat(tables, kept), flat(others, other_kept))
+
+
+@pytest.mark.parametrize("at_end", [False, True])
+@pytest.mark.parametrize("dtype", [SINGLE, BF16], ids=str)
+@pytest.mark.parametrize("name", UPDATES)
+def test_nothing_beyond_the_operands(name, dtype, at_end):
+    """Tables, moments and gradients begin, or end, at pages that the system protects."""
+    guarded = Guarded(at_end)
+    for widths in WIDTHS.values():
+        tables, kept, gradients = draw(widths, dtype, name, place=guarded.copy)
+        update(gpu, name, tables, kept, gradients)
+        assert all(t.isfinite().all() for t in flat(tables, kept))
+
+
+def test_operands_that_do_not_fit_each_other():
+    tables, kept, gradients = draw((16, 3), SINGLE, "adagrad")
+    for wrong, message in (
+        ([kept[0], (kept[1][0][1:],)], r"moments 0 must be torch.float32 on cpu, \(12, 3\).*; got .* \(11, 3\)"),
+        ([kept[0], (kept[1][0].half(),)], r"moments 0 must be torch.float32 .*; got torch.float16"),
+        (kept[:1], "moments 0 must be 2 tensors; got 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            update(gpu, "adagrad", tables, wrong, gradients)
+    turned = [(rows, values.T.contiguous().T) for rows, values in gradients]
+    with pytest.raises(ValueError, match=r"values must be .* contiguous"):
+        update(gpu, "adagrad", tables, kept, turned)
+
+
+OPTIMISERS = {
+    "adam": optim.RowAdam,
+    "adagrad": optim.RowAdagrad,
+    "row-wise": lambda *args, **options: optim.RowAdagrad(*args, row_wise=True, **options),
+    "sgd": optim.RowSGD,
+}
+
+
+def give_gradients(parameters, gradients, is_marked=True):
+    for parameter, (rows, values) in zip(parameters, gradients, strict=True):
+        options = {"check_invariants": False, "is_coalesced": False}
+        parameter.grad = torch.sparse_coo_tensor(rows.unsqueeze(0), values, parameter.shape, **options)
+    if is_marked:
+        mark_heads([p.grad._indices() for p in parameters], [p.grad._values() for p in parameters])
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_step_is_one_launch_and_waits_for_nothing(name, capturable):
+    tables, _, gradients = draw((16, 3, 40), SINGLE, name)
+    parameters = [nn.Parameter(table) for table in tables]
+    options = {"lr": 0.1, "backend": "triton", "capturable": capturable}
+    optimizer = optim.Optimizer([OPTIMISERS[name](parameters, **options)])
+    launched, run = [], InterpretedFunction.run
+
+    def count(kernel, *args, **options):
+        launched.append(kernel.fn.__name__)
+        return run(kernel, *args, **options)
+
+    for step in range(3):
+        give_gradients(parameters, gradients)
+        known = len(row_launch._LAUNCHES)
+        with mock.patch.object(InterpretedFunction, "run", count), NoWaits() as mode:
+            optimizer.clip_grad_norm(0.5)
+            optimizer.step()
+            optimizer.set_lr(0.2)
+        assert len(launched) == step + 1, launched
+        assert step == 0 or len(row_launch._LAUNCHES) == known  # nothing is copied to the device
+    assert mode.operators
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_optimisers_of_all_backends_agree(name, is_marked):
+    """Clipped, over several steps, with gradients of the operator's form and with those of anybody."""
+    results = []
+    for backend in ("triton", "torch", "numba"):
+        tables, _, gradients = draw((16, 3, 40), SINGLE, name)
+        parameters = [nn.Parameter(table) for table in tables]
+        optimizer = optim.Optimizer([OPTIMISERS[name](parameters, lr=0.1, backend=backend)])
+        for step in range(3):
+            if not is_marked:
+                gradients = [(rows.flip(0), values + step) for rows, values in gradients]
+            give_gradients(parameters, [(rows, values.clone()) for rows, values in gradients], is_marked)
+            optimizer.clip_grad_norm(0.5)
+            optimizer.step()
+        results.append([parameter.detach() for parameter in parameters])
+    for found in results[1:]:
+        for a, b in zip(found, results[0], strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_launches_are_forgotten_in_their_order():
+    for count in range(row_launch.KEPT + 3):
+        tables, kept, gradients = draw((2,), SINGLE, "sgd", rows=[[0] * (count + 1)])
+        update(gpu, "sgd", tables, kept, gradients)
+    assert len(row_launch._LAUNCHES) == row_launch.KEPT
