@@ -10,6 +10,7 @@ from fastcross.training.config import (
     GENERATED_LOG_OPTIONS,
     GENERATED_LOG_TRAINING,
     GENERATED_ROWS,
+    GRAPHS,
     METRICS,
     OPTIMIZERS,
     SCHEDULES,
@@ -184,6 +185,12 @@ def add_training(parser: argparse.ArgumentParser) -> None:
     add("max-loss", float, "stop when the training loss exceeds this", "LOSS")
     add("checkpoint-seconds", float, "time between checkpoints", "S")
     group.add_argument("--bf16", action=argparse.BooleanOptionalAction, help="bfloat16 autocast (default: if it gains)")
+    group.add_argument(
+        "--graph",
+        choices=GRAPHS,
+        help="auto: on a GPU record the step once as a CUDA graph and replay it with one launch, unless columns are "
+        "multi-valued or processes several; off: do not (default: auto)",
+    )
     group.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     group.add_argument("--threads", type=at_least(1), metavar="N", help="CPU threads (default: all cores)")
 

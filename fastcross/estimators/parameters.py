@@ -48,6 +48,7 @@ TRAINING_OPTIONS = (
     "positive_weight",
     "max_loss",
     "bf16",
+    "graph",
 )
 PREPARATION_OPTIONS = ("min_frequency", "hash_buckets", "time_column")
 LARGEST_SEED = 2**31 - 1  # what NumPy draws and every platform takes
@@ -97,6 +98,7 @@ class Parameters(BaseEstimator):
         positive_weight: float | None = None,
         max_loss: float | None = None,
         bf16: bool | None = None,
+        graph: str | None = None,
         columns: Columns | Mapping[str, Any] | None = None,
         group: str | None = None,
         split: str = "random:0.9,0.1,0",
@@ -136,6 +138,7 @@ class Parameters(BaseEstimator):
         self.positive_weight = positive_weight
         self.max_loss = max_loss
         self.bf16 = bf16
+        self.graph = graph
         self.columns = columns
         self.group = group
         self.split = split

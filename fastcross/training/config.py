@@ -8,8 +8,10 @@ from dataclasses import dataclass, fields
 
 SCHEDULES = ("constant", "plateau", "cosine")
 OPTIMIZERS = ("adam", "adamw", "adagrad", "rowwise_adagrad", "sgd")  # of optim.OPTIMIZERS, which a test compares
+CAPTURABLE = ("adam", "adamw", "sgd")  # PyTorch's Adagrad reads its rate and the number of its steps on the host
 EMBEDDINGS = ("auto", "fastcross", "fbgemm")  # whose tables: fastcross's, or fbgemm's through TorchRec
 SHARDINGS = ("auto", "table", "row", "column")  # how TorchRec divides tables: "auto" is left to its planner
+GRAPHS = ("auto", "off")  # whether steps on a GPU are captured in a CUDA graph
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 PLATEAU_FACTOR = 0.3
 
@@ -43,6 +45,7 @@ class TrainingConfig:
         clip_norm: largest norm of all gradients together; 0 for no clipping.
         max_loss: a training loss above this counts as exploded.
         bf16: autocast to bfloat16; None for where the device gains from it.
+        graph: "auto" captures the steps in a CUDA graph, where they run on a GPU and can be; "off" does not.
         checkpoint_seconds: time between checkpoints for resuming.
     """
 
@@ -60,13 +63,15 @@ class TrainingConfig:
     positive_weight: float = 1.0
     max_loss: float = 1e3
     bf16: bool | None = None
+    graph: str = "auto"
     checkpoint_seconds: float = 60.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         for entry in fields(self):
             _check_type(entry.name, getattr(self, entry.name), str(entry.type))
-        for name, known in (("schedule", SCHEDULES), ("optimizer", OPTIMIZERS), ("monitor", METRICS)):
+        named = {"schedule": SCHEDULES, "optimizer": OPTIMIZERS, "monitor": METRICS, "graph": GRAPHS}
+        for name, known in named.items():
             if (value := getattr(self, name)) is not None and value not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}")
         if not 0 < self.lr < math.inf:

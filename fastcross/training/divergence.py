@@ -1,6 +1,7 @@
 """Training that diverges is stopped: values that are not finite, or a loss that explodes."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,14 @@ class NotFiniteError(TrainingError, ValueError):
     """Predictions are not numbers: of a model that diverged, or that was given bad values."""
 
 
+class Outcome(NamedTuple):
+    """What a step tells of itself, on the model's device."""
+
+    logits: Tensor
+    loss: Tensor  # the mean over all rows of all processes
+    norm: Tensor  # of all gradients together, before they are clipped
+
+
 class DivergenceCheck:
     """Looks at the loss and the gradient norm of every step, and sums up the loss.
 
@@ -29,16 +38,15 @@ class DivergenceCheck:
         self.loss_sum, self.loss_count = 0.0, 0
         self._unread: list[tuple[str, Tensor, Tensor]] = []
 
-    def add(self, where: str, batch: Batch, logits: Tensor, loss: Tensor, norm: Tensor) -> None:
-        self._unread.append((where, loss.detach(), norm))
+    def add(self, where: str, batch: Batch, found: Outcome) -> None:
+        self._unread.append((where, found.loss, found.norm))
         if len(self._unread) >= self.interval:
-            self.read(batch, logits)
+            self.read(batch, found.logits)
 
     def read(self, batch: Batch | None = None, logits: Tensor | None = None) -> None:
         """Check what has been added since the last time."""
         unread, self._unread = self._unread, []
-        for where, loss, norm in unread:
-            value, length = float(loss), float(norm)
+        for where, value, length in _as_numbers(unread):
             if not (math.isfinite(length) and abs(value) <= self.max_loss):
                 raise TrainingError(f"training stopped at {where}: {self._explain(value, length, batch, logits)}")
             self.loss_sum += value
@@ -73,6 +81,14 @@ class DivergenceCheck:
             if gradient is not None and not (gradient._values() if gradient.is_sparse else gradient).isfinite().all():
                 return f"the gradient of {name}"
         return "the loss"
+
+
+def _as_numbers(unread: list[tuple[str, Tensor, Tensor]]) -> list[tuple[str, float, float]]:
+    """With one copy from the device for all of them."""
+    if not unread:
+        return []
+    numbers = torch.stack([number.double() for _, loss, norm in unread for number in (loss, norm)]).tolist()
+    return [(where, *numbers[2 * i : 2 * i + 2]) for i, (where, _, _) in enumerate(unread)]
 
 
 def _largest(parameter: Tensor) -> float:

@@ -158,7 +158,8 @@ class Experiment:
                 threads=self.threads or torch.get_num_threads(),
             )
             config = plan._describe(data, optimum)
-            if exists and Run(path).config != config:
+            # An option that came later has its default in a folder that does not name it.
+            if exists and Run(path).config | Experiment.load(path).to_dict() != config:
                 raise CheckpointError(f"{path} holds a run with another configuration; choose another folder")
             if exists and (result := Run(path).result):
                 return result

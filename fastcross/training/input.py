@@ -11,9 +11,32 @@ from typing import Any
 
 import torch
 
-from fastcross.data import Batch
+from fastcross.data import Batch, Cache
+from fastcross.training.config import TrainingConfig
+from fastcross.training.processes import Processes
 
 THREAD_NAME = "fastcross-input"
+
+
+def read_from(
+    step: int, cache: Cache, config: TrainingConfig, processes: Processes, drop_last: bool
+) -> Iterator[Batch]:
+    """The training rows of step number ``step``, the first being 0, and those of all steps after it, without an end."""
+    steps_per_epoch = cache.num_batches("train", config.batch_size, drop_last=drop_last)
+    while True:
+        epoch, position = divmod(step, steps_per_epoch)
+        yield from cache.batches(
+            "train",
+            config.batch_size,
+            shuffle=True,
+            seed=config.seed,
+            epoch=epoch,
+            start=position,
+            drop_last=drop_last,
+            rank=processes.rank,
+            world_size=processes.size,
+        )
+        step += steps_per_epoch - position
 
 
 def read_ahead(batches: Iterator[Batch], device: torch.device) -> Generator[Batch, None, None]:

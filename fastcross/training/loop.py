@@ -6,10 +6,9 @@ of the batches follows from (seed, epoch). So a run that was killed continues fr
 
 import contextlib
 import itertools
-import math
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -20,15 +19,17 @@ from fastcross import optim
 from fastcross.data import Batch, Cache
 from fastcross.models.base import Model
 from fastcross.training.callbacks import Callback
+from fastcross.training.captured import CapturedStep, captured_step
 from fastcross.training.config import TrainingConfig, learning_rate
 from fastcross.training.dataset import Show, check_labels
 from fastcross.training.divergence import DivergenceCheck
-from fastcross.training.evaluate import evaluate, gains_from_bf16
-from fastcross.training.input import read_ahead, read_directly
-from fastcross.training.monitor import choose_monitor, row_weights
-from fastcross.training.processes import ALONE, Processes
+from fastcross.training.evaluate import evaluate
+from fastcross.training.input import read_ahead, read_directly, read_from
+from fastcross.training.monitor import choose_monitor
+from fastcross.training.processes import ALONE, Processes, make_optimizer
 from fastcross.training.run_folder import History, Run
 from fastcross.training.signals import stop_signals
+from fastcross.training.step import Step
 from fastcross.training.warm_up import compile_kernels
 
 
@@ -74,8 +75,7 @@ class Trainer:
         self.on_evaluation, self.read_ahead = on_evaluation, read_ahead
         self.callbacks: Sequence[Callback] = ()
         self.device = next(model.parameters()).device
-        self.bf16 = gains_from_bf16(self.device) if config.bf16 is None else config.bf16
-        self.optimizer = optimizer or optim.configure(model, lr=config.lr, name=config.optimizer)
+        self.optimizer = optimizer or make_optimizer(model, config)
         self.divergence = DivergenceCheck(model, config.max_loss, self.device)
         # A short last batch would skew batch normalisation (and one row breaks it): dropped unless it is the only one.
         self.drop_last = cache.sizes["train"] >= config.batch_size
@@ -86,6 +86,8 @@ class Trainer:
             raise ValueError(f"batch normalisation needs 2 rows in a batch; got {self.rows_per_step}")
         check_labels(cache, show)
         self.monitor = choose_monitor(cache, config)
+        self.one_step = Step(model, self.optimizer, cache, config, self.rows_per_step, processes)
+        self.captured: CapturedStep | None = None  # chosen when the training begins
         self.steps_per_epoch = cache.num_batches("train", config.batch_size, drop_last=self.drop_last)
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or sys.maxsize)
         self.evaluate_every = config.evaluate_every or self.steps_per_epoch
@@ -112,6 +114,7 @@ class Trainer:
 
     def _fit(self) -> dict[str, Any]:
         compile_kernels(self.model)
+        self.captured = captured_step(self.one_step, self.show)
         saved = mark = time.perf_counter()
         with stop_signals() as stop, self._progress() as bar, contextlib.closing(self._batches()) as batches:
             while not self.finished:
@@ -137,44 +140,19 @@ class Trainer:
 
     def _batches(self) -> Generator[Batch, None, None]:
         """Those of the steps to come, on the model's device."""
+        rows = read_from(self.step, self.cache, self.config, self.processes, self.drop_last)
         read = read_ahead if self.read_ahead else read_directly
-        return read(itertools.islice(self._read_from(self.step), self.total_steps - self.step), self.device)
-
-    def _read_from(self, step: int) -> Iterator[Batch]:
-        """The batch of step number ``step``, the first being 0, and those of all steps after it."""
-        while True:
-            epoch, position = divmod(step, self.steps_per_epoch)
-            yield from self.cache.batches(
-                "train",
-                self.config.batch_size,
-                shuffle=True,
-                seed=self.config.seed,
-                epoch=epoch,
-                start=position,
-                drop_last=self.drop_last,
-                rank=self.processes.rank,
-                world_size=self.processes.size,
-            )
-            step += self.steps_per_epoch - position
+        return read(itertools.islice(rows, self.total_steps - self.step), self.device)
 
     def _train(self, batch: Batch) -> None:
-        rate = learning_rate(self.config, self.step, self.total_steps, self.decays)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.model.train()
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
-            logits = self.model(batch.dense, batch.categorical, batch.bags)
-        assert batch.label is not None
-        # The mean over the ranks of their losses, so weighted, is the mean over the rows of the whole batch.
-        weight = len(batch) * self.processes.size / self.rows_per_step
-        loss = weight * self.model.loss(logits.float(), batch.label, row_weights(batch, self.cache, self.config))
-        self.optimizer.zero_grad()
-        loss.backward()
-        norm = self.optimizer.clip_grad_norm(self.config.clip_norm or math.inf)
+        self.optimizer.set_lr(learning_rate(self.config, self.step, self.total_steps, self.decays))
         epoch, position = divmod(self.step, self.steps_per_epoch)
         where = f"step {self.step + 1} (epoch {epoch + 1}, batch {position + 1} of {self.steps_per_epoch})"
-        self.divergence.add(where, batch, logits, self.processes.mean(loss.detach()), norm)
-        self.optimizer.step()
+        if self.captured:
+            self.divergence.add(where, batch, self.captured(batch))
+        else:
+            self.divergence.add(where, batch, self.one_step.gradients(batch))
+            self.optimizer.step()
         self.step += 1
 
     def _evaluate(self, bar: tqdm) -> None:
@@ -186,7 +164,7 @@ class Trainer:
             "train_loss": self.divergence.mean_loss(),
         }
         if self.cache.sizes.get("validation"):
-            found = evaluate(self.model, self.cache, "validation", bf16=self.bf16, processes=self.processes)
+            found = evaluate(self.model, self.cache, "validation", bf16=self.one_step.bf16, processes=self.processes)
             row |= {f"validation_{name}": value for name, value in found.items()}
         self.history.append(row)
         found_value = row.get(f"validation_{self.monitor.name}")
@@ -231,7 +209,7 @@ class Trainer:
         }
         for part in ("validation", "test"):
             if self.cache.sizes.get(part):
-                result[part] = evaluate(self.model, self.cache, part, bf16=self.bf16, processes=self.processes)
+                result[part] = evaluate(self.model, self.cache, part, bf16=self.one_step.bf16, processes=self.processes)
         if self.run:
             self.run.finish(result, self.history if self.curves else [])
         return result

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fastcross.models.base import Model
 from fastcross.optim import Optimizer, configure
-from fastcross.training.config import TrainingConfig
+from fastcross.training.config import CAPTURABLE, TrainingConfig
 from fastcross.training.run_folder import Run
 
 
@@ -40,7 +40,7 @@ class Processes:
         if sharding is not None:
             raise ValueError(f"sharding {sharding!r} needs the processes of fastcross.distributed.sharding.join")
         model = model.to(choose_device(device))
-        return model, configure(model, lr=config.lr, name=config.optimizer)
+        return model, make_optimizer(model, config)
 
     def open_run(self, path: Path | str) -> Run:
         """A run folder, to be written and read by all of them."""
@@ -48,6 +48,13 @@ class Processes:
 
 
 ALONE = Processes()
+
+
+def make_optimizer(model: Model, config: TrainingConfig) -> Optimizer:
+    """The configuration's, for a model that is where it is trained: on a GPU one whose steps can be captured."""
+    on_gpu = next(model.parameters()).device.type == "cuda"
+    capturable = on_gpu and config.graph != "off" and config.optimizer in CAPTURABLE
+    return configure(model, lr=config.lr, name=config.optimizer, capturable=capturable)
 
 
 def choose_device(name: str) -> torch.device:

@@ -26,6 +26,7 @@ def test_learning_rates():
         ({"batch_size": 0}, "batch_size must be at least 1; got 0"),
         ({"patience": -1}, "patience must not be negative; got -1"),
         ({"optimizer": "lion"}, "optimizer must be one of adam, adamw, adagrad, rowwise_adagrad, sgd; got 'lion'"),
+        ({"graph": "on"}, "graph must be one of auto, off; got 'on'"),
         ({"clip_norm": math.nan}, "clip_norm must not be negative; got nan"),
         ({"checkpoint_seconds": math.nan}, "checkpoint_seconds must not be negative; got nan"),
         ({"max_loss": math.nan}, "max_loss must be positive; got nan"),
@@ -50,6 +51,7 @@ def test_bad_configurations(options, message):
         ({"lr": "fast"}, "lr must be a number; got 'fast'"),
         ({"lr": None}, "lr must be a number; got None"),
         ({"schedule": 3}, "schedule must be a text; got 3"),
+        ({"graph": None}, "graph must be a text; got None"),
         ({"seed": 0.0}, r"seed must be a whole number; got 0\.0"),
     ],
 )
