@@ -54,13 +54,19 @@ class RowOptimizer(torch.optim.Optimizer):
         loss = call(closure)
         with torch.no_grad():
             # All groups are read before the first is written: a gradient or moment that does not fit changes nothing.
-            found = [(group, *self._read(group["params"])) for group in self.param_groups]
-            for group, tables, rows, moments in found:
+            found = [(group, self._read(group["params"])) for group in self.param_groups]
+            for group, entries in found:
                 if "step" in group:
                     group["step"] += 1
-                for kernels, chosen in self._by_backend(tables):
-                    self._update(kernels, group, *_pick(chosen, tables, moments, rows))
-                _count_as_changed(tables)
+                # Tables of one dtype and device are updated together.
+                together: dict[tuple[str, torch.dtype, torch.device], list[Any]] = {}
+                for table, backend, rows, moments in entries:
+                    together.setdefault((backend, table.dtype, table.device), []).append((table, moments, rows))
+                for (backend, *_), chosen in together.items():
+                    self._update(backends.kernels("row_updates", backend), group, *map(list, zip(*chosen, strict=True)))
+                for table, *_ in entries:
+                    # For autograd, which would not notice that a kernel wrote to it.
+                    torch.autograd.graph.increment_version(table)
         return loss
 
     def _update(
@@ -68,24 +74,16 @@ class RowOptimizer(torch.optim.Optimizer):
     ) -> None:
         raise NotImplementedError
 
-    def _read(self, parameters: list[Tensor]) -> tuple[list[Tensor], list[Rows], list[tuple[Tensor, ...]]]:
-        """The tables whose gradients have rows, these, and what is kept of the tables."""
-        having = [table for table in parameters if table.grad is not None]
+    def _read(self, parameters: list[Tensor]) -> list[tuple[Tensor, str, Rows, tuple[Tensor, ...]]]:
+        """The tables whose gradients have rows, each with its backend, these rows and what is kept of it."""
+        having = [(table, self._backend(table)) for table in parameters if table.grad is not None]
         # The CPU's kernels take each row they are given for another one.
-        found = [(table, rows_of(table, is_compact=self._backend(table) == "numba")) for table in having]
-        found = [(table, rows) for table, rows in found if len(rows[0])]
-        return [table for table, _ in found], [rows for _, rows in found], [self.moments(table) for table, _ in found]
+        found = [(table, backend, rows_of(table, is_compact=backend == "numba")) for table, backend in having]
+        return [(table, backend, rows, self.moments(table)) for table, backend, rows in found if len(rows[0])]
 
     def _backend(self, table: Tensor) -> str:
-        """The kernels that a table goes to; they take contiguous ones."""
+        """Whose kernels a table goes to; they take contiguous ones."""
         return backends.choose(self.backend, table.device, table.dtype) if table.is_contiguous() else "torch"
-
-    def _by_backend(self, tables: list[Tensor]) -> list[tuple[ModuleType, list[int]]]:
-        """Which tables go to which kernels, those of one dtype and device together."""
-        groups: dict[tuple[str, torch.dtype, torch.device], list[int]] = {}
-        for i, table in enumerate(tables):
-            groups.setdefault((self._backend(table), table.dtype, table.device), []).append(i)
-        return [(backends.kernels("row_updates", backend), chosen) for (backend, *_), chosen in groups.items()]
 
     def _lr(self, group: dict[str, Any]) -> float | Tensor:
         return group["lr"] if self.capturable else float(group["lr"])
@@ -225,16 +223,6 @@ def _zeros(table: Tensor) -> Tensor:
     if table.device.type == "cpu" and table.dtype in (torch.float32, torch.float64):
         return torch.from_numpy(np.zeros(table.shape, str(table.dtype).removeprefix("torch.")))
     return torch.zeros_like(table, memory_format=torch.contiguous_format)
-
-
-def _pick(chosen: list[int], *lists: list[Any]) -> list[list[Any]]:
-    return [[each[i] for i in chosen] for each in lists]
-
-
-def _count_as_changed(tables: list[Tensor]) -> None:
-    """For autograd, which would not notice that a kernel wrote to them."""
-    for table in tables:
-        torch.autograd.graph.increment_version(table)
 
 
 def call(closure: Callable[[], Any] | None) -> Any:

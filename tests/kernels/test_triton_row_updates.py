@@ -1,6 +1,6 @@
-"""The Triton kernels of the optimisers: tables and moments by the rule of tests/accuracy.py, in Triton's interpreter.
+"""The Triton kernels of the optimisers: tables and moments by the rule of tests/accuracy.py.
 
-``test_triton_interpreter.py`` runs this file in a process of its own.
+As test_triton_kernels.py on a GPU or in Triton's interpreter, in which test_triton_interpreter.py runs this file.
 """
 
 import os
@@ -14,19 +14,34 @@ from no_waits import NoWaits
 from row_cases import HEIGHT, LR, STEP, UPDATES, compact, copied, draw, exact, update
 from torch import nn
 
-if os.environ.get("TRITON_INTERPRET", "") in ("", "0"):
-    pytest.skip("for Triton's interpreter", allow_module_level=True)
-
-from triton.runtime.interpreter import InterpretedFunction
-
 from fastcross import optim
 from fastcross.gradients import mark_heads
 from fastcross.kernels import row_updates as plain
+
+pytest.importorskip("triton")
+
 from fastcross.kernels.gpu import row_launch
 from fastcross.kernels.gpu import row_updates as gpu
 
+INTERPRETING = os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
+pytestmark = [] if INTERPRETING else [pytest.mark.gpu]
+interpreted = pytest.mark.skipif(not INTERPRETING, reason="seen in the interpreter")
 WIDTHS = {"aligned": (16, 8, 40, 64), "odd": (3, 16, 1, 33)}
 HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+@pytest.fixture
+def device():
+    if INTERPRETING:
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU, and TRITON_INTERPRET is not set")
+    return torch.device("cuda", 0)
+
+
+@pytest.fixture
+def place(device):
+    return lambda t: t.clone().to(device)
 
 
 def same(left, right):
@@ -41,15 +56,17 @@ def flat(tables, kept):
 @pytest.mark.parametrize("layout", WIDTHS)
 @pytest.mark.parametrize("dtype", [SINGLE, HALF, BF16, DOUBLE], ids=str)
 @pytest.mark.parametrize("name", UPDATES)
-def test_rows_and_moments(name, dtype, layout, on_device):
-    tables, kept, gradients = draw(WIDTHS[layout], dtype, name)
+def test_rows_and_moments(name, dtype, layout, on_device, place):
+    tables, kept, gradients = draw(WIDTHS[layout], dtype, name, place)
     parts = zip(tables, kept, gradients, strict=True)
     expected = [exact(name, table, moments, *gradient) for table, moments, gradient in parts]
     eager, eager_kept = copied(tables, kept)
     update(plain, name, eager, eager_kept, compact(gradients))
     before, before_kept = copied(tables, kept)
     precision = torch.promote_types(dtype, SINGLE)
-    numbers = [torch.tensor(n, dtype=precision) for n in (LR, STEP)] if on_device else (LR, STEP)
+    numbers = (
+        [torch.tensor(n, dtype=precision, device=tables[0].device) for n in (LR, STEP)] if on_device else (LR, STEP)
+    )
     update(gpu, name, tables, kept, gradients, *numbers)
     for k, (rows, _) in enumerate(gradients):
         ours, theirs = [tables[k], *kept[k]], [eager[k], *eager_kept[k]]
@@ -62,8 +79,8 @@ def test_rows_and_moments(name, dtype, layout, on_device):
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_compact_gradients_and_others_give_the_same_bits(name):
-    tables, kept, gradients = draw(WIDTHS["odd"], SINGLE, name)
+def test_compact_gradients_and_others_give_the_same_bits(name, place):
+    tables, kept, gradients = draw(WIDTHS["odd"], SINGLE, name, place)
     others, other_kept = copied(tables, kept)
     update(gpu, name, tables, kept, gradients)
     update(gpu, name, others, other_kept, compact(gradients))
@@ -72,11 +89,11 @@ def test_compact_gradients_and_others_give_the_same_bits(name):
 
 @pytest.mark.parametrize("name", UPDATES)
 @pytest.mark.parametrize("step", [1, 100, 100_000])
-def test_the_number_of_the_step_may_be_on_the_device(name, step):
-    tables, kept, gradients = draw((16, 3), SINGLE, name)
+def test_the_number_of_the_step_may_be_on_the_device(name, step, place):
+    tables, kept, gradients = draw((16, 3), SINGLE, name, place)
     others, other_kept = copied(tables, kept)
     update(gpu, name, tables, kept, gradients, LR, step)
-    update(gpu, name, others, other_kept, gradients, torch.tensor(LR), torch.tensor(float(step)))
+    update(gpu, name, others, other_kept, gradients, place(torch.tensor(LR)), place(torch.tensor(float(step))))
     for a, b in zip(flat(tables, kept), flat(others, other_kept), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
 
@@ -84,8 +101,8 @@ def test_the_number_of_the_step_may_be_on_the_device(name, step):
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("name", UPDATES)
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
-def test_non_finite_values_stay_in_their_row(name, bad):
-    tables, kept, gradients = draw((16, 3), SINGLE, name)
+def test_non_finite_values_stay_in_their_row(name, bad, place):
+    tables, kept, gradients = draw((16, 3), SINGLE, name, place)
     rows, values = gradients[0]
     values[3, 2] = bad
     update(gpu, name, tables, kept, gradients)
@@ -96,14 +113,15 @@ def test_non_finite_values_stay_in_their_row(name, bad):
 
 
 @pytest.mark.parametrize("name", UPDATES)
-def test_rows_that_are_not_there_are_left_out(name):
-    tables, kept, gradients = draw((16, 3), SINGLE, name, rows=[[-5, -1, 2, 2, HEIGHT, 10**12]])
+def test_rows_that_are_not_there_are_left_out(name, place):
+    tables, kept, gradients = draw((16, 3), SINGLE, name, place, rows=[[-5, -1, 2, 2, HEIGHT, 10**12]])
     others, other_kept = copied(tables, kept)
     update(gpu, name, tables, kept, gradients)
     update(gpu, name, others, other_kept, [(rows[2:4], values[2:4]) for rows, values in gradients])
     assert same(flat(tables, kept), flat(others, other_kept))
 
 
+@interpreted
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("dtype", [SINGLE, BF16], ids=str)
 @pytest.mark.parametrize("name", UPDATES)
@@ -116,6 +134,7 @@ def test_nothing_beyond_the_operands(name, dtype, at_end):
         assert all(t.isfinite().all() for t in flat(tables, kept))
 
 
+@interpreted
 def test_operands_that_do_not_fit_each_other():
     tables, kept, gradients = draw((16, 3), SINGLE, "adagrad")
     for wrong, message in (
@@ -146,14 +165,17 @@ def give_gradients(parameters, gradients, is_marked=True):
         mark_heads([p.grad._indices() for p in parameters], [p.grad._values() for p in parameters])
 
 
+@interpreted
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_a_step_is_one_launch_and_waits_for_nothing(name, capturable):
+    from triton.runtime import interpreter
+
     tables, _, gradients = draw((16, 3, 40), SINGLE, name)
     parameters = [nn.Parameter(table) for table in tables]
     options = {"lr": 0.1, "backend": "triton", "capturable": capturable}
     optimizer = optim.Optimizer([OPTIMISERS[name](parameters, **options)])
-    launched, run = [], InterpretedFunction.run
+    launched, run = [], interpreter.InterpretedFunction.run
 
     def count(kernel, *args, **options):
         launched.append(kernel.fn.__name__)
@@ -162,7 +184,7 @@ def test_a_step_is_one_launch_and_waits_for_nothing(name, capturable):
     for step in range(3):
         give_gradients(parameters, gradients)
         known = len(row_launch._LAUNCHES)
-        with mock.patch.object(InterpretedFunction, "run", count), NoWaits() as mode:
+        with mock.patch.object(interpreter.InterpretedFunction, "run", count), NoWaits() as mode:
             optimizer.clip_grad_norm(0.5)
             optimizer.step()
             optimizer.set_lr(0.2)
@@ -171,6 +193,7 @@ def test_a_step_is_one_launch_and_waits_for_nothing(name, capturable):
     assert mode.operators
 
 
+@interpreted
 @pytest.mark.parametrize("name", OPTIMISERS)
 @pytest.mark.parametrize("is_marked", [True, False])
 def test_optimisers_of_all_backends_agree(name, is_marked):
@@ -192,8 +215,36 @@ def test_optimisers_of_all_backends_agree(name, is_marked):
             torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
 
 
-def test_launches_are_forgotten_in_their_order():
+def test_launches_are_forgotten_in_their_order(place):
     for count in range(row_launch.KEPT + 3):
-        tables, kept, gradients = draw((2,), SINGLE, "sgd", rows=[[0] * (count + 1)])
+        tables, kept, gradients = draw((2,), SINGLE, "sgd", place, rows=[[0] * (count + 1)])
         update(gpu, "sgd", tables, kept, gradients)
     assert len(row_launch._LAUNCHES) == row_launch.KEPT
+
+
+@pytest.mark.skipif(INTERPRETING, reason="a graph is captured on a GPU")
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_cuda_graph(name, place):
+    """Clipping and step, replayed with another rate; the number of the step goes on."""
+    results = []
+    for is_captured in (False, True):
+        tables, _, gradients = draw((16, 3, 40), SINGLE, name, place)
+        parameters = [nn.Parameter(table) for table in tables]
+        optimizer = optim.Optimizer([OPTIMISERS[name](parameters, lr=0.1, capturable=True)])
+
+        def step(optimizer=optimizer):
+            optimizer.clip_grad_norm(0.5)
+            optimizer.step()
+
+        give_gradients(parameters, gradients)
+        step()
+        graph = torch.cuda.CUDAGraph()
+        if is_captured:
+            with torch.cuda.graph(graph):
+                step()
+        for rate in (0.2, 0.3):
+            optimizer.set_lr(rate)
+            graph.replay() if is_captured else step()
+        torch.cuda.synchronize()
+        results.append([parameter.detach() for parameter in parameters])
+    assert same(*results)
