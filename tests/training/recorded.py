@@ -20,7 +20,7 @@ HOST_READS = ("aten._local_scalar_dense", "aten.nonzero", "aten._unique", "aten.
 
 
 class RecordedGraphs:
-    """As captured.CudaGraphs, which runs nothing when it records: here operators run, and all they change is restored."""
+    """As captured.CudaGraphs, which runs nothing as it records: here operators run, and all they change is restored."""
 
     def __init__(self, changed):
         self.changed = changed  # a function that returns the tensors that a step changes
