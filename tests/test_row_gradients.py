@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from accuracy import assert_as_good
 from no_waits import NoWaits
 from row_cases import UPDATES, compact, copied, draw, exact, update
@@ -127,6 +128,46 @@ def test_other_devices_sort_and_do_not_wait():
     assert values.shape == again.shape == (7, 4)
     assert rows.shape == (7,)
     assert mode.operators.count("sort") == 1  # what clipping has brought into form is not sorted again
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("name", optim.OPTIMIZERS)
+def test_steps_on_other_devices_do_not_wait(name, capturable):
+    """As a GPU takes them where a kernel cannot: an unknown gradient, clipped; a second step with its form known."""
+    table = nn.Parameter(torch.empty(9, 4, device="meta"))
+    stack = EmbeddingStack([9], 0, 4).to("meta")
+    stack.tables[0] = table
+    optimizer = optim.configure(stack, name=name, capturable=capturable)
+    rows, values = torch.empty(7, dtype=torch.int64, device="meta"), torch.empty(7, 4, device="meta")
+    table.grad = sparse(rows, values, (9, 4))
+    with NoWaits() as mode:
+        for _ in range(2):
+            optimizer.clip_grad_norm(1.0)
+            optimizer.step()
+    assert mode.operators.count("sort") == 1
+    assert "index_put_" in mode.operators
+
+
+@pytest.mark.parametrize("name", ["adam", "adagrad", "sgd"])
+def test_sorted_gradients_of_any_origin_train_as_others_do(name):
+    """PyTorch's own sparse embedding, two backward passes: summed as on other devices, and as on the CPU."""
+    results = []
+    for is_compact in (True, False):
+        torch.manual_seed(0)
+        stack = EmbeddingStack([9], 0, 4)
+        (table,) = stack.tables
+        for ids in (torch.tensor([8, 1, 8, 0]), torch.tensor([1, 1, 7, 8])):
+            F.embedding(ids, table, sparse=True).square().sum().backward()
+        if not is_compact:
+            rows, values = plain.sum_at_heads(table.grad._indices()[0], table.grad._values())
+            table.grad = sparse(rows, values, table.shape)
+            mark_heads([table.grad._indices()], [values])
+        optimizer = optim.configure(stack, lr=0.1, name=name, backend="auto" if is_compact else "torch")
+        norm = optimizer.clip_grad_norm(0.5)
+        assert has_heads(table.grad) != is_compact
+        optimizer.step()
+        results.append((norm, table.detach()))
+    torch.testing.assert_close(results[0], results[1])
 
 
 def model_with_tables():
