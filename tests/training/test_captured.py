@@ -5,6 +5,7 @@ import torch
 
 from fastcross import optim
 from fastcross.batch import Schema
+from fastcross.models import MODELS
 from fastcross.training import run_folder
 from fastcross.training.captured import WARM_UP, CapturedStep, captured_step, obstacle
 from fastcross.training.checkpoint import CheckpointError
@@ -58,6 +59,29 @@ def dense_dcn(cache):
 def test_replayed_without_python_it_is_still_the_eager_loop(optimizer, cache, monkeypatch):
     """The learning rate, the number of the step, dropout and the batch all change; losses are read six at a time."""
     options = {"make": dense_dcn, "updated_by": capturable(optimizer), "interval": 6}
+    eager = train(cache, monkeypatch, **options)
+    captured = train(cache, monkeypatch, replaying, **options)
+    assert_same_weights(captured[0], eager[0])
+    assert captured[1] == eager[1]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_so_it_is_for_every_model(name, cache, monkeypatch):
+    """With regularisation, and positive rows that count for more."""
+    own = {
+        "dcn": {"cross_layers": 2, "deep_layers": (8,)},
+        "deep_crossing": {"residual_units": 1, "input_dim": 8, "cross_dim": 8},
+        "dnn": {"deep_layers": (8,)},
+        "lr": {"crosses": ((0, 1),)},
+        "wide_deep": {"crosses": ((0, 1), (2, 3)), "deep_layers": (8,)},
+    }
+
+    def make(cache):
+        torch.manual_seed(0)
+        options = {"l2": 0.01, "sparse_gradients": False, "backend": "torch"} | own.get(name, {})
+        return MODELS[name](cache.schema.cardinalities, len(cache.schema.dense_names), 4, **options)
+
+    options = {"make": make, "updated_by": capturable("adam"), "interval": 4, "positive_weight": 2.5}
     eager = train(cache, monkeypatch, **options)
     captured = train(cache, monkeypatch, replaying, **options)
     assert_same_weights(captured[0], eager[0])
