@@ -47,6 +47,7 @@ static: $(VENV)/.developer
 	$(BIN)/python -m benchmarks.static.offline
 	$(BIN)/python -m benchmarks.static.drawn
 	$(BIN)/python -m benchmarks.static.row_updates
+	$(BIN)/python -m benchmarks.static.embedding
 	$(BIN)/python -m benchmarks.static.host
 
 $(VENV)/.user: pyproject.toml constraints.txt

@@ -1,7 +1,8 @@
 """Embedding rows in PyTorch's own operators, for any device and dtype; kernels/cpu/embedding.py has the same functions.
 
     embedding_stack_fwd   x0 = [table_k[ids[m, k]] …, Σ_n coefficient_n table[values_n] …, dense]     (eq. 1 and 2)
-    embedding_stack_bwd   for each table its distinct ids, ascending, and Σ dx0 over the rows m that share one
+    embedding_stack_bwd   for each table its distinct ids, ascending, and Σ dx0 over the rows m that share one; on
+                          other devices than the CPU all of its ids, see ``fixed_rows.py``
     weights_bwd           the gradient of a bag's weights
 
 The tables are those of the single-valued features, then those of the bags. Sums over the rows that share an id run in
@@ -16,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fastcross.kernels import fixed_rows
 from fastcross.kernels.rows import accumulation_dtype
 
 # Rows of x0 start on a boundary of this many elements: 64 bytes in float32, a cache line and the widest load.
@@ -108,9 +110,16 @@ def sum_bag(values: Tensor, offsets: Tensor, coefficients: Tensor, g: Tensor, he
     return sum_rows(values, g[row_of_value(values, offsets)] * coefficients.to(g.dtype).unsqueeze(1), height)
 
 
+def is_compact(g: Tensor) -> bool:
+    """Whether gradients have one row for each distinct id: where counting these waits for no device."""
+    return g.device.type == "cpu"
+
+
 def sum_rows(ids: Tensor, g: Tensor, height: int) -> Rows:
     """The distinct ids, and the rows of g summed over each."""
-    if ids.device.type == "cpu" and len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < height:
+    if not is_compact(g):
+        return fixed_rows.sum_rows(ids, g)
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < height:
         # PyTorch's coalesce() would write out of bounds.
         raise RuntimeError(f"a table has {height} ids; got others: they were changed since the forward pass")
     # A copy, because PyTorch's sparse operators overrun a single row that is a view of a wider one.
@@ -142,7 +151,8 @@ def in_dense_form(rows_of: Callable[..., list[Tensor]]) -> Callable[..., list[Te
         for k, needed in enumerate(needs):
             distinct, g = rows[2 * k], rows[2 * k + 1]
             size = (sizes[2 * k], sizes[2 * k + 1])
-            result.append(g.new_zeros(size).index_copy_(0, distinct, g) if needed else g)
+            put = Tensor.index_copy_ if is_compact(g) else Tensor.index_add_  # but one of an id's values are 0
+            result.append(put(g.new_zeros(size), 0, distinct, g) if needed else g)
         return result
 
     return embedding_stack_bwd_dense
@@ -199,7 +209,7 @@ def check_ids(ids: Tensor, values: Sequence[Tensor], heights: Sequence[int]) -> 
             raise out_of_range(k, int(each[bad[0]]), heights[k], f"{place} {int(bad[0])}")
 
 
-def out_of_range(k: int, found: int, height: int, where: str) -> ValueError:
+def out_of_range(k: int, found: int | str, height: int, where: str) -> ValueError:
     return ValueError(f"feature {k} has {height} ids, 0 to {height - 1}; got id {found} in {where}")
 
 
@@ -212,6 +222,10 @@ def check_offsets(values: Sequence[Tensor], offsets: Sequence[Tensor], K: int) -
         before = F.pad(offset, (1, 0))  # the first offset must be 0, every other at least the one before it
         bad = ((offset < before[:-1]) | (offset > n)).nonzero() if len(offset) else [0]
         if len(bad) or offset[0] != 0:
-            m = int(bad[0]) if len(bad) else 0
+            m = int(bad[0]) if len(offset) and offset[0] == 0 else 0
             found = f"{int(offset[m])} in row {m}" if len(offset) else "none"
-            raise ValueError(f"feature {k}'s offsets must start at 0 and rise to at most {n}; got {found}")
+            raise bad_offsets(k, n, found)
+
+
+def bad_offsets(k: int, n: int, found: str) -> ValueError:
+    return ValueError(f"feature {k}'s offsets must start at 0 and rise to at most {n}; got {found}")

@@ -82,17 +82,22 @@ def draw(seed: int, count: int) -> list[Case]:
 
 def launches(case: Case) -> list[Launch]:
     """What the operator's launcher would launch."""
-    recorded: list[Launch] = []
-    warp_size = 64 if case.target.startswith("gfx9") else 32
+    return record(case.target, prepare(case, "meta"), (BATCH, case.d))
 
-    def record(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
-        recorded.append(specialise(case.target, kernel, args, options, (BATCH, case.d)))
+
+def record(target: str, call: Callable[[], object], rows: tuple[int, ...] = ()) -> list[Launch]:
+    """What a call of launchers would launch; ``rows``: the shape of operands whose traffic is counted."""
+    recorded: list[Launch] = []
+    warp_size = 64 if target.startswith("gfx9") else 32
+
+    def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        recorded.append(specialise(target, kernel, args, options, rows))
 
     with (
-        mock.patch.object(JITFunction, "run", record),
+        mock.patch.object(JITFunction, "run", run),
         mock.patch.object(hardware, "of", return_value=Hardware(PROCESSORS, warp_size)),
     ):
-        prepare(case, "meta")()
+        call()
     return recorded
 
 
@@ -138,28 +143,34 @@ def specialise(
     ``shape``: of the operands whose traffic is looked at.
     """
     given = dict(zip(kernel.arg_names, args, strict=False)) | options
-    signature: list[tuple[str, str]] = []
-    constexprs: list[tuple[str, Any]] = []
-    divisible, rows, sums = [], [], 0
+    signature: list[tuple[str, Any]] = []
+    constexprs: list[tuple[Any, Any]] = []
+    divisible: list[tuple[int, ...]] = []
+    rows, sums = [], 0
+
+    def kind(path: tuple[int, ...], value: Any, is_constexpr: bool, free: bool) -> Any:
+        if isinstance(value, tuple):  # the JIT marks what is in a tuple, whatever the kernel says of it
+            return tuple(kind((*path, i), each, False, False) for i, each in enumerate(value))
+        if is_constexpr or value is None or (isinstance(value, int) and value == 1 and not free):
+            constexprs.append((path if len(path) > 1 else kernel.params[path[0]].name, value))
+            return "constexpr"
+        if isinstance(value, Tensor):
+            divisible.append(path)
+            return "*" + type_canonicalisation_dict[str(value.dtype).removeprefix("torch.")]
+        if isinstance(value, float):
+            return "fp32"
+        if value % 16 == 0 and not free:
+            divisible.append(path)
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+
     for i, parameter in enumerate(kernel.params):
         name, value = parameter.name, given[parameter.name]
-        free = parameter.do_not_specialize
-        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1 and not free):
-            signature.append((name, "constexpr"))
-            constexprs.append((name, value))
-        elif isinstance(value, Tensor):
-            signature.append((name, "*" + type_canonicalisation_dict[str(value.dtype).removeprefix("torch.")]))
-            divisible.append(i)
+        signature.append((name, kind((i,), value, parameter.is_constexpr, parameter.do_not_specialize)))
+        if isinstance(value, Tensor) and not parameter.is_constexpr:
             if value.shape == shape:
                 rows.append((name, value.element_size()))
             if name == "sums_ptr":
                 sums = value.numel() * value.element_size()
-        elif isinstance(value, float):
-            signature.append((name, "fp32"))
-        else:
-            signature.append((name, "i32"))
-            if value % 16 == 0 and not free:
-                divisible.append(i)
     return Launch(
         target,
         kernel.fn.__module__,

@@ -20,9 +20,9 @@ class Launch:
     target: str
     module: str
     kernel: str
-    signature: tuple[tuple[str, str], ...]
-    constexprs: tuple[tuple[str, Any], ...]
-    divisible: tuple[int, ...]
+    signature: tuple[tuple[str, Any], ...]
+    constexprs: tuple[tuple[Any, Any], ...]  # by name, within a tuple by place
+    divisible: tuple[tuple[int, ...], ...]
     num_warps: int
     rows: tuple[tuple[str, int], ...]  # operands (B, d): name, bytes per element
     sums: int = field(default=0, compare=False)  # bytes of the partial sums it writes or reads
@@ -42,6 +42,7 @@ class Code:
     reads: float
     writes: float
     loop: int = 0  # instructions of the longest loop, on NVIDIA: a tile of a backward pass, a layer of a forward pass
+    widest: int = 0  # bits, of all words that move between processor and memory
 
 
 def compile_launch(launch: Launch, count_instructions: bool = False) -> Code:
@@ -50,14 +51,16 @@ def compile_launch(launch: Launch, count_instructions: bool = False) -> Code:
         fn=getattr(importlib.import_module(launch.module), launch.kernel),
         signature=dict(launch.signature),
         constexprs=dict(launch.constexprs),
-        attrs={(i,): [["tt.divisibility", 16]] for i in launch.divisible},
+        attrs={place: [["tt.divisibility", 16]] for place in launch.divisible},
     )
     amd = launch.target.startswith("gfx")
     target = GPUTarget("hip", launch.target, launch.warp_size) if amd else GPUTarget("cuda", int(launch.target[3:]), 32)
     compiled = triton.compile(source, target=target, options={"num_warps": launch.num_warps})
     registers, spills = _amd_usage(compiled.asm["amdgcn"]) if amd else _nvidia_usage(compiled.asm["cubin"])
     loop = longest_loop(_dump(compiled.asm["cubin"], "-sass")) if count_instructions and not amd else 0
-    return Code(registers, spills, *_row_traffic(launch, compiled.asm["llir"]), loop)
+    accesses = filter(None, map(_access, compiled.asm["llir"].splitlines()))
+    widest = 8 * max(width for _, width, _ in accesses)
+    return Code(registers, spills, *_row_traffic(launch, compiled.asm["llir"]), loop, widest)
 
 
 def _amd_usage(assembly: str) -> tuple[int, int]:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcross.batch import Bag
+from fastcross.kernels.faults import NONE, new_faults, raise_faults
 from fastcross.ops import checks
 from fastcross.ops.embedding import Bags, embedding_stack
 
@@ -23,7 +24,10 @@ class EmbeddingStack(nn.Module):
 
     Gradients of the tables are sparse: one row for each distinct id of the batch, in ascending order. (PyTorch drops
     the mark that says so, ``is_coalesced()``, when it puts a gradient into ``.grad``.) With an optimiser that uses them
-    (:func:`fastcross.optim.configure`), a step costs the same whatever the tables' height.
+    (:func:`fastcross.optim.configure`), a step costs the same whatever the tables' height. On a GPU they have a row for
+    each id of the batch, repeated ones included, of which the first has the sum and the others are 0.
+
+    On a GPU, wrong ids make x0 NaN and are recorded; :meth:`raise_faults` raises what the CPU would have raised.
 
     Initialisation: N(0, 1/n_e) for a table of n_e columns, so that every feature enters the dots x0ᵀw_l with the same
     weight, however wide its embedding is.
@@ -35,8 +39,10 @@ class EmbeddingStack(nn.Module):
         bag_cardinalities: how many ids each multi-valued feature has.
         bag_pooling: "mean" (Σ weight · row / Σ weight) or "sum" (Σ weight · row); a row without values gives 0.
         sparse_gradients: False for dense gradients, which any optimiser takes and torch.compile can trace in training.
-        backend: "auto" takes the CPU kernels where they run, else PyTorch's operators; "torch" asks for the latter.
+        backend: "auto" takes the CPU's or the GPU's kernels where they run, else PyTorch's operators, as "torch" does.
     """
+
+    faults: Tensor  # see fastcross/kernels/faults.py
 
     def __init__(
         self,
@@ -66,11 +72,20 @@ class EmbeddingStack(nn.Module):
             raise ValueError("there must be a feature; got no cardinalities, no bag_cardinalities and num_dense = 0")
         sizes = zip(self.cardinalities, self.dims, strict=True)
         self.tables = nn.ParameterList(nn.Parameter(torch.empty(size)) for size in sizes)
+        self.register_buffer("faults", new_faults(self.num_single, len(bag_cardinalities)), persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         for table in self.tables:
             nn.init.normal_(table, std=table.shape[1] ** -0.5)
+        self.faults.fill_(NONE)
+
+    def raise_faults(self) -> None:
+        """Raises for the first wrong id or offset that a GPU met since the last call: ValueError, as on the CPU.
+
+        Waits for the device. Ids beyond 32 bits are named by their bound.
+        """
+        raise_faults(self.faults, self.num_single, self.cardinalities)
 
     def load_pretrained(self, feature: int, weight: Tensor) -> None:
         """Copies (cardinality, n_e) into a feature's table; ``tables[feature].requires_grad_(False)`` fixes them."""
@@ -97,6 +112,7 @@ class EmbeddingStack(nn.Module):
             pooling=self.bag_pooling,
             sparse_gradients=self.sparse_gradients,
             backend=self.backend,
+            faults=self.faults,
         )
 
     def check(self, dense: Tensor, categorical: Tensor, bags: Sequence[Bag]) -> None:

@@ -27,6 +27,7 @@ _KERNELS = {
     ("embedding_stack", "triton"): "fastcross.kernels.embedding",
     ("embedding_stack", "torch"): "fastcross.kernels.embedding",
     ("embedding_stack", "reference"): "fastcross.kernels.embedding",
+    ("embedding_stack_keyed", "triton"): "fastcross.kernels.gpu.launchers",
     ("row_updates", "numba"): "fastcross.kernels.cpu.row_updates",
     ("row_updates", "triton"): "fastcross.kernels.gpu.row_updates",
     ("row_updates", "torch"): "fastcross.kernels.row_updates",

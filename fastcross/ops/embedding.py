@@ -4,7 +4,7 @@ The forward pass keeps the ids, and of bags the offsets and weights: a table's g
 that share an id, whatever the table holds. Only the gradient of a bag's weights reads its table, which is then kept.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,10 @@ from torch import Tensor
 from fastcross import reference
 from fastcross.batch import Bag
 from fastcross.kernels import embedding as plain
-from fastcross.kernels.rows import accumulation_dtype, as_rows
-from fastcross.ops import backends, checks, dispatch, internals
+from fastcross.kernels import fixed_rows
+from fastcross.kernels.rows import accumulation_dtype
+from fastcross.ops import backends, checks, dispatch, embedding_keys, internals
+from fastcross.ops.embedding_gradients import split, tables_bwd, weights_bwd
 from fastcross.ops.sparse_gradients import announce
 
 # A bag may also be a tuple (values, offsets) or (values, offsets, weights), as torch.export wants its inputs.
@@ -30,6 +32,7 @@ def embedding_stack(
     pooling: str = "mean",
     sparse_gradients: bool = False,
     backend: str = "auto",
+    faults: Tensor | None = None,
 ) -> Tensor:
     """Equations 1 and 2: ``x0 = [W_1 x_1, …, W_k x_k, x_dense]``, an embedding per categorical feature, dense last.
 
@@ -39,8 +42,12 @@ def embedding_stack(
         tables: a (cardinality, n_e) table for each of the k features, then one for each bag.
         bags: the multi-valued features.
         pooling: "mean" (Σ weight · row / Σ weight) or "sum" (Σ weight · row); a row without values gives 0.
-        sparse_gradients: whether the tables' gradients are sparse, with a row for each distinct id of the batch.
-        backend: as for :func:`cross_layer`; without a Triton kernel, "triton" means PyTorch's own operators.
+        sparse_gradients: whether the tables' gradients are sparse: on the CPU with a row for each distinct id of the
+            batch, else with one for each id, in ascending order: of equal ids the first has the sum, the others are 0,
+            and nothing waits for the device.
+        backend: as for :func:`cross_layer`.
+        faults: where the Triton kernel records wrong ids and offsets, as ``EmbeddingStack.faults`` is, which x0 is NaN
+            for; without it they are raised here, which waits for the device. Others raise them at once.
 
     Returns:
         (B, d) in the dtype that all tables can be promoted to (that of ``dense`` where there are none): a view of a
@@ -54,6 +61,9 @@ def embedding_stack(
     is_quiet = internals.may_call_kernels((dense, ids, *values, *offsets, *weights, *tables))
     if not is_quiet and _needs_plain_operators(dense, ids, *tables):
         return plain.embedding_stack(dense, ids, values, offsets, weights, tables, pooling)
+    if chosen == "triton":
+        options: Any = {"pooling": pooling, "sparse": sparse_gradients, "backend": chosen}
+        return embedding_keys.stack(dense, ids, (values, offsets, weights), tables, faults, **options)
     if chosen == "reference" and not sparse_gradients and not torch.compiler.is_compiling():
         check_ids(ids, given, [table.shape[0] for table in tables])
         return reference.embedding_stack(dense, ids, tables, list(zip(values, offsets, weights, strict=True)), pooling)
@@ -102,16 +112,16 @@ def pooling_coefficients(bag: Bag, pooling: str) -> Tensor:
 
 
 def _choose(backend: str, dense: Tensor, tables: Sequence[Tensor]) -> str:
-    """The backend that will run; the CPU kernels need contiguous tables of one dtype."""
+    """The backend that will run; the kernels need contiguous tables of one dtype."""
     dtype = plain.x0_dtype(dense, tables)
     chosen = backends.choose(backend, dense.device, dtype)
-    if chosen != "numba":
+    if chosen not in ("numba", "triton"):
         return chosen
     odd = next((k for k, table in enumerate(tables) if table.dtype != dtype or not table.is_contiguous()), None)
-    if odd is not None and backend == "numba":
+    if odd is not None and backend == chosen:
         found = f"feature {odd}'s, {tables[odd].dtype} with strides {tables[odd].stride()}, and x0 of {dtype}"
-        raise ValueError(f'backend "numba" needs contiguous tables of one dtype; got {found}')
-    return "numba" if odd is None else "torch"
+        raise ValueError(f'backend "{chosen}" needs contiguous tables of one dtype; got {found}')
+    return chosen if odd is None else "torch"
 
 
 class EmbeddingStackFunction(torch.autograd.Function):
@@ -124,13 +134,13 @@ class EmbeddingStackFunction(torch.autograd.Function):
     def forward(
         dense: Tensor, ids: Tensor, bags: int, pooling: str, sparse: bool, backend: str, *operands: Any
     ) -> Tensor:
-        values, offsets, weights, tables = _split(operands, bags)
+        values, offsets, weights, tables = split(operands, bags)
         return embedding_stack_fwd(dense, ids, values, offsets, weights, tables, pooling, backend)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         dense, ids, ctx.bags, ctx.pooling, ctx.sparse, ctx.backend, *operands = inputs
-        values, offsets, weights, tables = _split(operands, ctx.bags)
+        values, offsets, weights, tables = split(operands, ctx.bags)
         ctx.dense_dtype, ctx.dtypes = dense.dtype, [table.dtype for table in tables]
         ctx.sizes = [size for table in tables for size in table.shape]
         needed = ctx.needs_input_grad[6 + 2 * ctx.bags : 6 + 3 * ctx.bags]
@@ -140,53 +150,25 @@ class EmbeddingStackFunction(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dx0: Tensor) -> tuple[Tensor | None, ...]:
         ids, *operands = ctx.saved_tensors
-        values, offsets, weights, read = _split(operands, ctx.bags)
-        K, widths = ids.shape[1], ctx.sizes[1::2]
-        *columns, ddense = dx0.split([*widths, dx0.shape[1] - sum(widths)], 1)
-        dweights: list[Tensor | None] = [None] * ctx.bags
-        for i, table in enumerate(read):
-            if table is not None:
-                _check_unchanged(K + i, table, ctx.sizes)
-                dweights[i] = plain.weights_bwd(columns[K + i], table, values[i], offsets[i], weights[i], ctx.pooling)
+        values, offsets, weights, read = split(operands, ctx.bags)
+        bags = values, offsets, weights
+        dweights = weights_bwd(dx0, bags, read, ctx.sizes, ctx.pooling)
         needs = ctx.needs_input_grad[6 + 3 * ctx.bags :]
         dtables: list[Tensor | None] = [None] * len(needs)
         if any(needs):
-            bags = zip(values, offsets, weights, strict=True)
-            coefficients = [plain.pooling_coefficients(*bag, ctx.pooling, accumulation_dtype(dx0)) for bag in bags]
-            operands = as_rows(dx0), ids, values, offsets, coefficients, ctx.sizes, needs
-            dtables = _tables_bwd(operands, ctx.dtypes, ctx.sparse, ctx.backend)
-        nothing = (None,) * (5 + 2 * ctx.bags)
-        return ddense.to(ctx.dense_dtype) if ctx.needs_input_grad[0] else None, *nothing, *dweights, *dtables
+            described = ctx.sizes, ctx.dtypes, needs
+            bwd = _rows_bwd(ctx.sparse, ctx.backend)
+            dtables = tables_bwd(bwd, (dx0, ids, bags, ctx.pooling), described, ctx.sparse)
+        ddense = dx0[:, sum(ctx.sizes[1::2]) :].to(ctx.dense_dtype) if ctx.needs_input_grad[0] else None
+        return ddense, *(None,) * (5 + 2 * ctx.bags), *dweights, *dtables
 
 
-def _split(operands: Sequence[Any], bags: int) -> list[list[Any]]:
-    """A Function's operands: values, offsets, weights, and what follows them."""
-    return [*(list(operands[i * bags : (i + 1) * bags]) for i in range(3)), list(operands[3 * bags :])]
-
-
-def _check_unchanged(k: int, table: Tensor, sizes: list[int]) -> None:
-    """Autograd notices what is written to a table, but not that another was put in its place."""
-    if list(table.shape) != sizes[2 * k : 2 * k + 2]:
-        before = tuple(sizes[2 * k : 2 * k + 2])
-        raise RuntimeError(f"feature {k}'s table was {before} in the forward pass and is {tuple(table.shape)} now")
-
-
-def _tables_bwd(operands: tuple, dtypes: list[torch.dtype], sparse: bool, backend: str) -> list[Tensor | None]:
-    """The tables' gradients, each in its table's dtype."""
-    *_, sizes, needs = operands
-    is_differentiated = torch.is_grad_enabled()
-    if not sparse:
-        bwd_dense = plain.embedding_stack_bwd_dense
-        found = bwd_dense(*operands) if is_differentiated else embedding_stack_bwd_dense(*operands, backend)
-        return [g.to(dtype) if need else None for g, dtype, need in zip(found, dtypes, needs, strict=True)]
-    bwd = plain.embedding_stack_bwd
-    found = bwd(*operands) if is_differentiated else embedding_stack_bwd(*operands, backend)
-    result: list[Tensor | None] = []
-    for k, dtype in enumerate(dtypes):
-        rows, g, shape = found[2 * k].unsqueeze(0), found[2 * k + 1].to(dtype), sizes[2 * k : 2 * k + 2]
-        options: Any = {"check_invariants": False, "is_coalesced": True}
-        result.append(torch.sparse_coo_tensor(rows, g, shape, **options) if needs[k] else None)
-    return result
+def _rows_bwd(sparse: bool, backend: str) -> Callable[..., list[Tensor]]:
+    """The backward function of the tables: PyTorch's operators where the gradient is differentiated itself."""
+    if torch.is_grad_enabled():
+        return plain.embedding_stack_bwd if sparse else plain.embedding_stack_bwd_dense
+    bwd = embedding_stack_bwd if sparse else embedding_stack_bwd_dense
+    return lambda *operands: bwd(*operands, backend)
 
 
 def _fake_fwd(
@@ -212,9 +194,9 @@ def _fake_bwd(
     needs: list[bool],
     backend: str,
 ) -> list[Tensor]:
-    result = []
+    result, counts = [], fixed_rows.entries(ids, values, needs)
     for k, needed in enumerate(needs):
-        count = torch.library.get_ctx().new_dynamic_size() if needed else 0
+        count = counts[k] if not needed or not plain.is_compact(dx0) else torch.library.get_ctx().new_dynamic_size()
         shape = (count, sizes[2 * k + 1]) if needed else (0,)
         result += [ids.new_empty(count), dx0.new_empty(shape, dtype=accumulation_dtype(dx0))]
     return result

@@ -8,7 +8,9 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET", "") not in ("", "0"):
     pytest.skip("an interpreting process has no launches to look at", allow_module_level=True)
 
+from benchmarks.static import embedding
 from benchmarks.static.cases import BATCH, Case, draw, launches
+from benchmarks.static.embedding import EmbeddingCase
 from fastcross.kernels.gpu import launch
 from fastcross.kernels.gpu.launch import Work
 
@@ -27,6 +29,18 @@ LAUNCHES = {
 def test_number_of_launches(operator, d):
     made = launches(Case("sm_90", operator, d, 6, "fp32", "aligned"))
     assert len(made) == LAUNCHES[operator], [each.kernel for each in made]
+
+
+@pytest.mark.parametrize("bags", [0, 2])
+def test_embedding_takes_one_launch_forward_and_two_beside_the_sort(bags):
+    made = embedding.launches(EmbeddingCase("sm_90", "fp32", (16,) * 26, bags))
+    assert [each.kernel for each in made] == ["_stack_fwd_kernel", "_sums_kernel", "_runs_kernel"]
+
+
+def test_embedding_is_compiled_once_for_bags_of_any_length():
+    """Sizes that change from batch to batch are no part of what Triton compiles for."""
+    cases = [EmbeddingCase("sm_90", "fp32", (4, 8), 1, values=values) for values in (1, 2, 16, 33, 4096)]
+    assert len({tuple(embedding.launches(case)) for case in cases}) == 1
 
 
 @pytest.mark.parametrize("layers", [6, 16, 64])

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET", "") not in ("", "0"):
     pytest.skip("an interpreting process cannot compile", allow_module_level=True)
 
-from benchmarks.static import drawn, offline, row_updates
+from benchmarks.static import drawn, embedding, offline, row_updates
 from benchmarks.static.cases import FLOOR, TARGETS, Case, draw
 from benchmarks.static.machine_code import Code
 from benchmarks.static.offline import WIDTHS
@@ -70,3 +70,13 @@ def test_row_updates_do_not_spill(target):
     found = list(row_updates.survey(chosen))
     assert {case.update for case, _ in found} == set(row_updates.UPDATES)
     assert not [(case, code) for case, code in found if code.spills or code.registers > 128]
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx1100"])
+def test_embedding_kernels_do_not_spill(target):
+    """And move words as wide as the tables' rows allow; ``python -m benchmarks.static.embedding`` has all targets."""
+    paper = embedding.EmbeddingCase(target, "bf16", embedding.WIDTHS[1], bags=1, pooling="sum", high=True)
+    usual = [case for case in embedding.grid((target,), ("fp32",)) if case.widths != embedding.WIDTHS[2]]
+    found = list(embedding.survey([*usual, paper]))
+    assert {launch.kernel for _, launch, _, _ in found} == {"_stack_fwd_kernel", "_sums_kernel", "_runs_kernel"}
+    assert not [(case, launch.kernel, wrong) for case, launch, _, wrong in found if wrong]

@@ -16,6 +16,7 @@ from guarded import Guarded
 if os.environ.get("TRITON_INTERPRET", "") in ("", "0"):
     pytest.skip("for Triton's interpreter", allow_module_level=True)
 
+from fastcross.kernels.faults import new_faults
 from fastcross.kernels.gpu import hardware, network_bwd
 from fastcross.kernels.gpu import launchers as gpu
 
@@ -63,6 +64,30 @@ def test_nothing_beyond_the_operands(guarded, d, padding, layers, dtype):
     z, kept = gpu.cross_logits_fwd(x0, w, b, v, True)
     results += [z, *gpu.cross_logits_bwd(dz, x0, w, b, v, kept, [True] * 4)]
     assert all(result.isfinite().all() for result in results)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("widths", [(8, 4, 4), (3, 1, 17)], ids=["words", "odd"])
+@pytest.mark.parametrize("bad", [None, "ids", "offsets"])
+def test_embedding_reads_and_writes_nothing_beyond_its_operands(guarded, widths, dtype, bad):
+    generator = torch.Generator().manual_seed(1)
+    tables = [guarded.copy(torch.randn(5, width, generator=generator).to(dtype)) for width in widths]
+    ids, values = (torch.randint(0, 5, shape, generator=generator) for shape in ((33, 2), (40,)))
+    offsets, weights = torch.arange(33), guarded.copy(torch.rand(40, generator=generator).to(dtype))
+    if bad == "ids":
+        ids[7, 1], ids[8, 0], values[3], values[4] = 5, -(2**40), -1, 2**40
+    elif bad == "offsets":
+        offsets[5], offsets[9], offsets[20] = -3, 2**40, 4
+    ids, values, offsets = map(guarded.copy, (ids, values, offsets))
+    dense, faults = guarded.copy(torch.zeros(33, 3)), guarded.copy(new_faults(2, 1))
+    x0, *kept = gpu.embedding_stack_keyed_fwd(
+        dense, ids, [values, offsets, weights], tables, faults, "mean", [True] * 3
+    )
+    sizes = [size for width in widths for size in (5, width)]
+    rows, numbers = gpu.embedding_stack_keyed_bwd(guarded.copy(torch.ones_like(x0)), *kept, sizes, [33, 33, 40], 1)
+    assert bool(x0.isnan().any()) == (bad is not None)
+    assert bool(((rows >= 0) & (rows < 5)).all())
+    assert bad == "offsets" or bool(numbers.isfinite().all())
 
 
 def test_an_access_beyond_an_operand_crashes():

@@ -1,0 +1,106 @@
+"""Compile the embedding kernels, and print registers, spills and the widest words that they move.
+
+``python -m benchmarks.static.embedding``. The kernels are those of a training step's forward and backward pass, for
+tables of several widths, with and without bags. The exit status is 1 if a kernel spills, or moves narrower words than
+the tables allow.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.static.cases import BATCH, TARGETS, record
+from benchmarks.static.machine_code import Code, Launch, compile_launch
+from fastcross.kernels import faults, fixed_rows
+from fastcross.kernels.gpu.embedding import embedding_stack_keyed_fwd
+from fastcross.kernels.gpu.embedding_bwd import embedding_stack_keyed_bwd
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+WIDTHS = ((16,) * 26, (39,) * 25 + (38,), (11, 190, 64))  # a usual table, the paper's d = 1026, and all sorts
+
+
+class EmbeddingCase(NamedTuple):
+    target: str
+    dtype: str
+    widths: tuple[int, ...]
+    bags: int = 0  # of these features the last ones; every other has weights
+    pooling: str = "mean"
+    values: int = 3 * BATCH  # of each bag
+    high: bool = False  # so many ids that keys take 64 bits
+
+    @property
+    def word(self) -> int:
+        """Bits of the widest word that all rows are made of."""
+        size = DTYPES[self.dtype].itemsize
+        return 8 * max(bytes for bytes in (2, 4, 8, 16) if all(width * size % bytes == 0 for width in self.widths))
+
+
+def launches(case: EmbeddingCase) -> list[Launch]:
+    """What forward and backward pass would launch."""
+    dtype, tables = DTYPES[case.dtype], len(case.widths)
+
+    def empty(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def integers(*shape: int) -> Tensor:
+        return empty(*shape, dtype=torch.int64)
+
+    def step() -> None:
+        dense, ids = empty(BATCH, 13, dtype=torch.float32), integers(BATCH, tables - case.bags)
+        values, offsets = [integers(case.values)] * case.bags, [integers(BATCH)] * case.bags
+        weights = [empty(case.values) if i % 2 else None for i in range(case.bags)]
+        height = 2**31 if case.high else 1000
+        stack = [empty(height, width) for width in case.widths]
+        recorded = faults.new_faults(ids.shape[1], case.bags, dense.device)
+        needs, bags = [True] * tables, [*values, *offsets, *weights]
+        x0, keys, rows, coefficients = embedding_stack_keyed_fwd(dense, ids, bags, stack, recorded, case.pooling, needs)
+        sizes, counts = [size for table in stack for size in table.shape], fixed_rows.entries(ids, values, needs)
+        embedding_stack_keyed_bwd(x0, keys, rows, coefficients, sizes, counts, case.bags)
+
+    return record(case.target, step)
+
+
+def survey(cases: list[EmbeddingCase], processes: int = 2) -> Iterator[tuple[EmbeddingCase, Launch, Code, str]]:
+    """Each kernel of each case, its machine code, and what is wrong with it."""
+    wanted = [(case, launch) for case in cases for launch in launches(case)]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        codes = {launch: pool.submit(compile_launch, launch) for _, launch in wanted}
+        for case, launch in wanted:
+            code, wrong = codes[launch].result(), []
+            if code.spills:
+                wrong.append(f"spills {code.spills}")
+            if launch.kernel != "_runs_kernel" and code.widest < case.word:
+                wrong.append(f"words of {code.widest} bits, not {case.word}")
+            yield case, launch, code, "; ".join(wrong)
+
+
+def grid(targets: tuple[str, ...] = TARGETS, dtypes: tuple[str, ...] = ("fp32", "bf16")) -> list[EmbeddingCase]:
+    """Every shape, without bags and with two."""
+    return [EmbeddingCase(*parts) for parts in itertools.product(targets, dtypes, WIDTHS, (0, 2))]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.static.embedding", description=__doc__)
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS, metavar="NAME")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["fp32", "bf16"], metavar="NAME")
+    parser.add_argument("--processes", type=int, default=2, help="compilers at work at a time (2)")
+    chosen = parser.parse_args(arguments)
+    failures = 0
+    for case, launch, code, wrong in survey(grid(tuple(chosen.targets), tuple(chosen.dtypes)), chosen.processes):
+        shape = f"{len(case.widths)} tables, {sum(case.widths)} columns, {case.bags} bags"
+        line = f"{case.target:8}{launch.kernel:20}{case.dtype:6}{shape:36}"
+        print(f"{line}{code.registers:4} registers{code.spills:4} spilled  {code.widest:4} bits", wrong, flush=True)
+        failures += bool(wrong)
+    print(f"{failures} kernels wrong" if failures else "no spills, and words as wide as the tables allow")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
