@@ -15,7 +15,8 @@ help:
 	@echo "make bench        three runs of the benchmarks, against the peers' own packages, into benchmarks/results/"
 	@echo "make report       tables and figures of these runs, into README.md and docs/"
 	@echo "make bench-check  the benchmarks' ratios against the committed baseline"
-	@echo "make static       registers, spills, load widths and bytes per row of the GPU kernels, compiled without a GPU"
+	@echo "make static       registers, spills, load widths and bytes per row of the GPU kernels, and the launches of a"
+	@echo "                  training step, without a GPU"
 
 demo: $(VENV)/.user
 	$(BIN)/fastcross compare --models dcn,dnn
@@ -49,6 +50,7 @@ static: $(VENV)/.developer
 	$(BIN)/python -m benchmarks.static.row_updates
 	$(BIN)/python -m benchmarks.static.embedding
 	$(BIN)/python -m benchmarks.static.host
+	$(BIN)/python -m benchmarks.static.step
 
 $(VENV)/.user: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

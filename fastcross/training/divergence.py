@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcross.data import Batch
+from fastcross.layers.embedding import EmbeddingStack
 
 
 class TrainingError(RuntimeError):
@@ -29,7 +30,8 @@ class DivergenceCheck:
     """Looks at the loss and the gradient norm of every step, and sums up the loss.
 
     Reading them makes the host wait for the device, so on a GPU they are read every 50 steps; the failing step is still
-    named exactly. On a CPU every step is checked before it changes the parameters.
+    named exactly. On a CPU every step is checked before it changes the parameters. Ids that a GPU found to be out of
+    range are read with them: the loss of such a step is NaN.
     """
 
     def __init__(self, model: nn.Module, max_loss: float, device: torch.device) -> None:
@@ -46,7 +48,14 @@ class DivergenceCheck:
     def read(self, batch: Batch | None = None, logits: Tensor | None = None) -> None:
         """Check what has been added since the last time."""
         unread, self._unread = self._unread, []
-        for where, value, length in _as_numbers(unread):
+        numbers = _as_numbers(unread)
+        if numbers:
+            try:
+                raise_faults(self.model)
+            except ValueError as error:
+                where = next((where for where, value, _ in numbers if not math.isfinite(value)), numbers[-1][0])
+                raise TrainingError(f"training stopped at {where}: {error}") from error
+        for where, value, length in numbers:
             if not (math.isfinite(length) and abs(value) <= self.max_loss):
                 raise TrainingError(f"training stopped at {where}: {self._explain(value, length, batch, logits)}")
             self.loss_sum += value
@@ -81,6 +90,13 @@ class DivergenceCheck:
             if gradient is not None and not (gradient._values() if gradient.is_sparse else gradient).isfinite().all():
                 return f"the gradient of {name}"
         return "the loss"
+
+
+def raise_faults(model: nn.Module) -> None:
+    """Raises for the first id or offset that a GPU found to be wrong since the last call; waits for the GPU."""
+    for module in model.modules():
+        if isinstance(module, EmbeddingStack):
+            module.raise_faults()
 
 
 def _as_numbers(unread: list[tuple[str, Tensor, Tensor]]) -> list[tuple[str, float, float]]:

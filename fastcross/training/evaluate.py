@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fastcross.data import Batch, Cache
 from fastcross.training import metrics
-from fastcross.training.divergence import NotFiniteError
+from fastcross.training.divergence import NotFiniteError, raise_faults
 from fastcross.training.processes import ALONE, Processes
 
 Progress = Callable[[int], object]
@@ -47,6 +47,7 @@ def predict_batches(model: nn.Module, batches: Iterable[Batch], *, bf16: bool = 
             batch = batch.to(device, non_blocking=True)
             with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
                 logits = model(batch.dense, batch.categorical, batch.bags).float().cpu()
+            raise_faults(model)
             yield Predicted(logits, *(None if column is None else column.cpu() for column in batch.beside))
     finally:
         model.train(was_training)
