@@ -8,13 +8,14 @@ of another origin (two backward passes that were added, ``F.embedding(sparse=Tru
 the device.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fastcross.kernels.row_updates import Rows, sum_at_heads
+from fastcross.kernels.fixed_rows import sum_rows
+from fastcross.kernels.row_updates import Rows
 
 _MARK = "_fastcross_heads"
 
@@ -66,27 +67,27 @@ def summed(gradient: Tensor) -> Tensor:
         return gradient if gradient.is_coalesced() else _sparse(gradient, is_coalesced=True)
     if gradient.is_cpu or gradient.sparse_dim() != 1:
         return _sparse(gradient, is_coalesced=False).coalesce()
-    rows, values = sum_at_heads(gradient._indices()[0], gradient._values())
-    mark_heads([rows], [values])
+    rows, sums = sum_rows(gradient._indices()[0], gradient._values())
+    values = sums.to(gradient.dtype)
+    mark_heads(rows, values)
     contents = rows.unsqueeze(0), values, gradient.shape
     return torch.sparse_coo_tensor(*contents, check_invariants=False, is_coalesced=False)
 
 
-def mark_heads(rows: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    """Says of gradients that their rows ascend and that their sums stand at the heads, zeros elsewhere.
+def mark_heads(rows: Tensor, values: Tensor) -> None:
+    """Says of a gradient that its rows ascend and that its sums stand at the heads, zeros elsewhere.
 
-    The mark is on the memory of both, together: that is what is left of a gradient in ``.grad``. Whoever copies, adds
-    or scales one into new memory leaves the mark behind.
+    The mark is on the memory of both: that is what is left of a gradient in ``.grad``. Whoever copies, adds or scales
+    one into new memory leaves the mark behind.
     """
-    mark = object()
-    for tensor in (*rows, *values):
-        setattr(tensor.untyped_storage(), _MARK, mark)
+    for tensor in (rows, values):
+        setattr(tensor.untyped_storage(), _MARK, True)
 
 
 def has_heads(gradient: Tensor) -> bool:
     """Whether :func:`mark_heads` was told of a sparse gradient's rows and values."""
-    rows, values = (getattr(t.untyped_storage(), _MARK, None) for t in (gradient._indices(), gradient._values()))
-    return rows is not None and rows is values and gradient.sparse_dim() == 1
+    contents = gradient._indices(), gradient._values()
+    return gradient.sparse_dim() == 1 and all(hasattr(t.untyped_storage(), _MARK) for t in contents)
 
 
 def _is_ascending(gradient: Tensor) -> bool:

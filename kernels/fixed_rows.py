@@ -23,9 +23,9 @@ def sum_rows(ids: Tensor, g: Tensor) -> Rows:
     """The ids, ascending, and the rows of g summed over each run of equal ones; in operators of PyTorch."""
     rows, order = ids.sort(stable=True)
     heads = torch.searchsorted(rows, rows)  # of each entry's run: the first place where its id could stand
-    return rows, torch.zeros_like(g, dtype=accumulation_dtype(g)).index_add(
-        0, heads, g.to(accumulation_dtype(g))[order]
-    )
+    dtype = accumulation_dtype(g)
+    # Not index_add, whose order on a GPU differs from run to run.
+    return rows, torch.zeros_like(g, dtype=dtype).index_put((heads,), g.to(dtype)[order], accumulate=True)
 
 
 def entries(ids: Tensor, values: Sequence[Any], needs: Sequence[bool]) -> list[int]:

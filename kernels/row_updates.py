@@ -72,20 +72,6 @@ def at_heads(rows: Tensor, values: Tensor) -> Tensor:
     return values[torch.searchsorted(rows, rows)]
 
 
-def sum_at_heads(rows: Tensor, values: Tensor) -> Rows:
-    """Any rows in ascending order, with the sum of a row's values at its head and 0 at its other entries.
-
-    As many entries as there were, so that nothing waits for the device. Sums are those of index_put_, in float32 for
-    half precision, and on a GPU in the order of the entries.
-    """
-    rows, order = rows.sort(stable=True)
-    values = values[order]
-    dtype = torch.promote_types(values.dtype, torch.float32)
-    total = values.new_zeros(values.shape, dtype=dtype)
-    total.index_put_((torch.searchsorted(rows, rows),), values.to(dtype), accumulate=True)
-    return rows, total.to(values.dtype)
-
-
 def bias_correction(beta: float, step: int | Tensor) -> float | Tensor:
     """1 - β^step; of a tensor by way of expm1, since float32 would lose most digits of it in the first steps."""
     if not isinstance(step, Tensor):

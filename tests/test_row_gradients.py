@@ -13,6 +13,7 @@ from torch import nn
 from fastcross import optim
 from fastcross.gradients import gradients, has_heads, mark_heads, rows_of, summed
 from fastcross.kernels import row_updates as plain
+from fastcross.kernels.fixed_rows import sum_rows
 from fastcross.layers.embedding import EmbeddingStack
 
 OPTIONS = {"check_invariants": False, "is_coalesced": False}
@@ -52,11 +53,11 @@ def test_sums_stand_at_the_heads(dtype):
     torch.manual_seed(0)
     rows, values = torch.tensor([5, 0, 5, 9, 0, 5]), torch.randn(6, 3).to(dtype)
     with NoWaits():
-        found, sums = plain.sum_at_heads(rows, values)
+        found, sums = sum_rows(rows, values)
     assert found.tolist() == [0, 0, 5, 5, 5, 9]
-    assert sums.dtype == dtype
+    assert sums.dtype == torch.promote_types(dtype, SINGLE)
     expected = sparse(rows, values.double(), (10, 3)).coalesce().values()
-    torch.testing.assert_close(sums[[0, 2, 5]].double(), expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-12)
+    torch.testing.assert_close(sums[[0, 2, 5]].double(), expected, rtol=2 * torch.finfo(sums.dtype).eps, atol=1e-12)
     assert not sums[[1, 3, 4]].any()
 
 
@@ -71,7 +72,7 @@ class Marked(torch.autograd.Function):
     def backward(ctx, dy):
         rows, values = torch.tensor([7, 1, 1, 4, 7])[1:4], torch.ones(20)[8:].view(3, 4)
         values[1] = 0
-        mark_heads([rows], [values])
+        mark_heads(rows, values)
         return sparse(rows, values, (6, 4))
 
 
@@ -159,9 +160,9 @@ def test_sorted_gradients_of_any_origin_train_as_others_do(name):
         for ids in (torch.tensor([8, 1, 8, 0]), torch.tensor([1, 1, 7, 8])):
             F.embedding(ids, table, sparse=True).square().sum().backward()
         if not is_compact:
-            rows, values = plain.sum_at_heads(table.grad._indices()[0], table.grad._values())
+            rows, values = sum_rows(table.grad._indices()[0], table.grad._values())
             table.grad = sparse(rows, values, table.shape)
-            mark_heads([table.grad._indices()], [values])
+            mark_heads(table.grad._indices(), values)
         optimizer = optim.configure(stack, lr=0.1, name=name, backend="auto" if is_compact else "torch")
         norm = optimizer.clip_grad_norm(0.5)
         assert has_heads(table.grad) != is_compact

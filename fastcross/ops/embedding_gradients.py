@@ -66,6 +66,6 @@ def tables_bwd(
 def sparse_gradient(rows: Tensor, values: Tensor, size: list[int], is_coalesced: bool) -> Tensor:
     """A table's gradient: compact, or of one entry for each id, which optimisers then need not sort again."""
     if not is_coalesced:
-        mark_heads([rows], [values])
+        mark_heads(rows, values)
     options: Any = {"check_invariants": False, "is_coalesced": is_coalesced}
     return torch.sparse_coo_tensor(rows.unsqueeze(0), values, size, **options)
