@@ -18,7 +18,7 @@ from fastcross.kernels import fixed_rows
 from fastcross.kernels.rows import accumulation_dtype, as_rows
 from fastcross.ops import dispatch, internals
 from fastcross.ops.embedding_gradients import Bags, sparse_gradient, split, tables_bwd, weights_bwd
-from fastcross.ops.sparse_gradients import announce
+from fastcross.ops.sparse_gradients import announce, watch_optimizers
 
 
 def stack(
@@ -34,19 +34,18 @@ def stack(
 ) -> Tensor:
     """x0. Without ``faults`` to record them in, wrong ids are raised here, which waits for the device."""
     values, offsets, weights = bags
-    if sparse and torch.compiler.is_compiling() and dispatch.differentiates(*tables):
-        # The compiler knows no sparse gradients.
-        apart = torch.compiler.disable(stack)
-        return apart(dense, ids, bags, tables, faults, pooling=pooling, sparse=sparse, backend=backend)
     recorded = faults_of.new_faults(ids.shape[1], len(values), dense.device) if faults is None else faults
     _check_faults(recorded, ids.shape[1], len(values), dense.device)
     if dispatch.differentiates(dense, *weights, *tables):
         needs = tuple(table.requires_grad for table in tables)
-        if sparse and any(needs):
-            announce(tables)
         options = pooling, needs, sparse, backend
         operands = (dense, ids, recorded, len(values), options, *values, *offsets, *weights, *tables)
-        x0 = internals.apply(KeyedStackFunction, *operands)[0]
+        if sparse and any(needs) and torch.compiler.is_compiling():
+            x0 = _in_graph(*operands) if _is_let_into_graphs() else torch.compiler.disable(_apart)(tables, operands)
+        else:
+            if sparse and any(needs):
+                announce(tables)
+            x0 = internals.apply(KeyedStackFunction, *operands)[0]
     else:
         needs = (False,) * len(tables)
         flat = [*values, *offsets, *weights]
@@ -54,6 +53,26 @@ def stack(
     if faults is None and not torch.compiler.is_compiling() and recorded.device.type != "meta":
         faults_of.raise_faults(recorded, ids.shape[1], [table.shape[0] for table in tables])
     return x0
+
+
+def _in_graph(*operands: Any) -> Tensor:
+    """What TorchDynamo puts into its graph unseen, for it refuses sparse tensors, which what follows it does not."""
+    return KeyedStackFunction.apply(*operands)[0]
+
+
+@internals.called_while_compiling
+def _is_let_into_graphs() -> bool:
+    watch_optimizers()
+    # Inductor asks every result for its storage, which a sparse one has not; DDP may have the tables as its own.
+    if internals.compiler_name() not in ("eager", "aot_eager") or internals.is_within_ddp():
+        return False
+    torch.compiler.allow_in_graph(_in_graph)
+    return True
+
+
+def _apart(tables: Sequence[Tensor], operands: tuple[Any, ...]) -> Tensor:
+    announce(tables)
+    return KeyedStackFunction.apply(*operands)[0]
 
 
 def _check_faults(faults: Tensor, single: int, bags: int, device: torch.device) -> None:

@@ -161,10 +161,37 @@ def is_observed(module: torch.nn.Module) -> bool:
     ) or "forward" in vars(module)
 
 
+def called_while_compiling(function: Callable[[], bool]) -> Callable[[], bool]:
+    """A function that TorchDynamo calls where it would trace it, as ``torch.compiler.assume_constant_result`` says.
+
+    That would import the whole compiler. Without the mark the graph breaks here.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def compiler_name() -> str:
+    """The backend of torch.compile that is at work, "" where that is not to be found; called while compiling."""
+    try:
+        from torch._dynamo.symbolic_convert import InstructionTranslator  # PyTorch has imported it by now
+
+        compiler: Any = InstructionTranslator.current_tx().output.compiler_fn
+        return str(compiler._compiler_name)
+    except (AttributeError, ImportError):
+        return ""
+
+
+def is_within_ddp() -> bool:
+    return _active_ddp() is not None
+
+
+def _active_ddp() -> Any:
+    return getattr(getattr(torch.nn.parallel, "DistributedDataParallel", None), "_active_ddp_module", None)
+
+
 def are_reduced_by_ddp(parameters: Sequence[Tensor]) -> bool:
     """Whether this runs within a DistributedDataParallel that adds up the gradients of any of the parameters."""
-    kind = getattr(torch.nn.parallel, "DistributedDataParallel", None)
-    wrapper = getattr(kind, "_active_ddp_module", None)
+    wrapper = _active_ddp()
     if wrapper is None:
         return False
     reduced = {id(parameter) for parameter in getattr(wrapper, "_module_parameters", ())}

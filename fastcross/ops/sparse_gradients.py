@@ -23,7 +23,7 @@ REFUSE = {
 
 def announce(tables: Sequence[Tensor]) -> None:
     """Called before ``tables`` get sparse gradients."""
-    _watch_optimizers()
+    watch_optimizers()
     if internals.are_reduced_by_ddp(tables):
         raise RuntimeError(
             "DistributedDataParallel takes no sparse gradients, which embedding tables have unless the model is built "
@@ -32,7 +32,8 @@ def announce(tables: Sequence[Tensor]) -> None:
 
 
 @functools.cache
-def _watch_optimizers() -> None:
+def watch_optimizers() -> None:
+    """From now on optimisers that take no sparse gradients say what to do."""
     register_optimizer_step_pre_hook(_check_optimizer)
 
 

@@ -176,3 +176,22 @@ def transformed(function, tensors):
         observed = function(*tensors)
     traced = torch.jit.trace(function, tensors, check_trace=False)(*tensors)
     return y, [t.grad for t in batched], tangent, observed, traced
+
+
+def test_what_the_compiler_calls_and_its_name():
+    """The mark lets TorchDynamo call a function in place of tracing it, and there the compiler's name is known."""
+    for backend in ("eager", "aot_eager", "inductor"):
+        names = []
+
+        @internals.called_while_compiling
+        def look(names=names):
+            names.append(internals.compiler_name())
+            return True
+
+        def function(x, look=look):
+            return x + 1 if look() else x - 1
+
+        torch.compiler.reset()
+        assert torch.compile(function, backend=backend, fullgraph=True)(torch.zeros(1)).item() == 1
+        assert names == [backend]
+    assert internals.compiler_name() == ""
