@@ -34,8 +34,10 @@ def stack(
 ) -> Tensor:
     """x0. Without ``faults`` to record them in, wrong ids are raised here, which waits for the device."""
     values, offsets, weights = bags
+    if faults is not None and faults.device != dense.device:
+        faults = None  # of a layer that was called with tables from elsewhere
     recorded = faults_of.new_faults(ids.shape[1], len(values), dense.device) if faults is None else faults
-    _check_faults(recorded, ids.shape[1], len(values), dense.device)
+    _check_faults(recorded, ids.shape[1], len(values))
     if dispatch.differentiates(dense, *weights, *tables):
         needs = tuple(table.requires_grad for table in tables)
         options = pooling, needs, sparse, backend
@@ -75,9 +77,8 @@ def _apart(tables: Sequence[Tensor], operands: tuple[Any, ...]) -> Tensor:
     return KeyedStackFunction.apply(*operands)[0]
 
 
-def _check_faults(faults: Tensor, single: int, bags: int, device: torch.device) -> None:
-    wanted = faults_of.size(single, bags), torch.int64, device
-    found = faults.numel(), faults.dtype, faults.device
+def _check_faults(faults: Tensor, single: int, bags: int) -> None:
+    wanted, found = (faults_of.size(single, bags), torch.int64), (faults.numel(), faults.dtype)
     if found != wanted or not faults.is_contiguous():
         raise ValueError(f"faults must be contiguous, {' '.join(map(str, wanted))}; got {' '.join(map(str, found))}")
 

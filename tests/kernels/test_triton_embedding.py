@@ -246,6 +246,16 @@ def test_what_cannot_be_told_exactly_is_told_as_a_bound(device):
         assert f"got id {told} in row 1" in message(stack, torch.zeros(2, 0), torch.tensor([[0], [bad]]).to(device))
 
 
+def test_faults_of_another_place_or_size(device):
+    stack, ids = EmbeddingStack([5], 0, 2, backend="triton"), torch.tensor([[0], [9]], device=device)
+    tables = {name: table.to(device) for name, table in stack.named_parameters()}
+    with pytest.raises(ValueError, match="got id 9 in row 1"):  # at once, for a skeleton's would not be looked at
+        torch.func.functional_call(stack.to("meta"), tables, (torch.zeros(2, 0, device=device), ids))
+    given = torch.zeros(2, 0, device=device), ids, [*tables.values()]
+    with pytest.raises(ValueError, match=r"faults must be contiguous, 1 torch.int64; got 2 torch.float32"):
+        embedding_stack(*given, backend="triton", faults=torch.zeros(2, device=device))
+
+
 def test_opcheck(device):
     dense, ids, tables, bags = operands(device, 5, (3, 4), bags=1, weighted=True)
     flat = [bags[0].values, bags[0].offsets, bags[0].weights.detach()]
