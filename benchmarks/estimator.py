@@ -9,7 +9,6 @@ own adds.
 
 import argparse
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,13 +21,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from benchmarks.harness.machine import machine, versions
+from benchmarks.harness.memory import peak_bytes
 
 DENSE, CATEGORICAL = 13, 26
 MODEL: dict[str, Any] = {"cross_layers": 3, "deep_layers": [256, 256], "embedding_dim": 8, "batch_norm": False}
 BATCH = 4096
-KIB = 1024
 
 
 def make_table(rows: int, vocabulary: int = 10_000) -> pd.DataFrame:
@@ -110,9 +110,9 @@ def added_memory(rows: int) -> dict[str, float]:
     table = make_table(rows)
     estimator("adam", 1).fit(table[: 2 * BATCH], "clicked")  # imports and compiled kernels are nobody's rows
     size = int(table.memory_usage(deep=True).sum())
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    estimator("adam", 1).fit(table, "clicked")
-    added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * KIB
+    added = peak_bytes(lambda: estimator("adam", 1).fit(table, "clicked"), torch.device("cpu"))
+    if added is None:
+        raise OSError("the peak of a process cannot be set back here: /proc/self/clear_refs is missing")
     return {"table": size, "added": added, "ratio": added / size}
 
 

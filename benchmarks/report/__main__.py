@@ -16,6 +16,7 @@ from benchmarks.static import gpu_static
 
 ROOT = Path(__file__).parents[2]
 START, END = "<!-- benchmarks:start -->", "<!-- benchmarks:end -->"
+PROGRAMS = "<!-- from here on by programs of their own: kept as it stands -->"
 COLUMNS = """\
 **p50**, **p20 to p80**: time per call; the median of the runs' medians, the lowest 20th and the highest 80th percentile
 of any run. **× eager**, **× best peer**: how many times as fast as the eager loop and as the fastest of the four peers.
@@ -48,6 +49,12 @@ def replace_between_markers(text: str, part: str) -> str:
     return text[: text.index(START) + len(START)] + f"\n{part}\n" + text[text.index(END) :]
 
 
+def kept_part(path: Path) -> str:
+    """What docs/benchmarks.md has from programs that print their own tables."""
+    _, mark, part = path.read_text().partition(PROGRAMS) if path.exists() else ("", "", "")
+    return f"\n{mark}{part}" if mark else ""
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.report", description=__doc__)
     parser.add_argument(
@@ -61,7 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
         if "cross_network" in suites:
             readme.write_text(replace_between_markers(readme.read_text(), summary(suites)))
         figures = plots.draw(suites, docs / "figures")
-        (docs / "benchmarks.md").write_text(page(suites))
+        tables_page = docs / "benchmarks.md"
+        tables_page.write_text(page(suites) + kept_part(tables_page))
     except Refused as reason:
         print(f"refused: {reason}", file=sys.stderr)
         return 1

@@ -21,6 +21,7 @@ def test_it_measures_every_contestant_and_the_memory(tmp_path, capsys, monkeypat
         "DeepCTR-Torch, adagrad",
     }
     assert result["memory"]["table"] > 10_000
+    assert result["memory"]["added"] > 0  # of the fit alone, whatever the making of the table took before
     said = capsys.readouterr().out
     assert "| estimator, adam |" in said
     assert "Peak memory that fit adds" in said

@@ -162,6 +162,9 @@ def test_report_from_three_runs(tmp_path):
     assert figures == {"time-against-depth.png", "memory-against-depth.png", "time-against-width.png", "roofline.png"}
     assert report.main(command) == 0
     assert (readme.read_text(), page.read_text()) == (text, written)
+    page.write_text(f"{written}\n{report.PROGRAMS}\n\n## Requests\n")
+    assert report.main(command) == 0
+    assert page.read_text() == f"{written}\n{report.PROGRAMS}\n\n## Requests\n"
     readme.write_text("no markers")
     assert report.main(command) == 1
 
