@@ -61,11 +61,22 @@ def configure(
 class Optimizer(torch.optim.Optimizer):
     """Several optimisers as one: schedulers and checkpoints see all their parameter groups."""
 
+    _is_made = False
+
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = list(parts)
         # The very groups and no copies of them: a learning rate set here is one set there.
         super().__init__([{"params": group["params"]} for part in parts for group in part.param_groups], {})
         self.param_groups = [group for part in parts for group in part.param_groups]
+        self._is_made = True
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused once it is made: no part would update these parameters."""
+        if self._is_made:
+            raise ValueError(
+                "its parts have their parameters already; for more, make a new optimiser: configure(model)"
+            )
+        super().add_param_group(param_group)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         for part in self.parts:

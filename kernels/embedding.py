@@ -45,7 +45,10 @@ def embedding_stack(
 
 def _pool(table: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None, pooling: str) -> Tensor:
     if not torch.compiler.is_exporting():  # embedding_bag knows neither tangents nor vmap
-        rows = table[values] * pooling_coefficients(values, offsets, weights, pooling, table.dtype).unsqueeze(1)
+        # Not table[values], which would take an id of -1 for the last row without a word.
+        rows = F.embedding(values, table) * pooling_coefficients(
+            values, offsets, weights, pooling, table.dtype
+        ).unsqueeze(1)
         return rows.new_zeros((offsets.shape[0], table.shape[1])).index_add(0, row_of_value(values, offsets), rows)
     if weights is None:
         return F.embedding_bag(values, table, offsets, mode=pooling)

@@ -102,3 +102,11 @@ def test_gradient_in_grad_is_marked_coalesced_again():
 def test_clipping_without_gradients():
     """As torch.nn.utils.clip_grad_norm_ answers for a model that has none yet."""
     assert optim.clip_grad_norm(EmbeddingStack([3], embedding_dim=2), 1.0) == 0
+
+
+def test_parameters_that_no_part_would_update_are_refused():
+    optimizer = optim.configure(make_stack(), lr=0.1)
+    groups = list(optimizer.param_groups)
+    with pytest.raises(ValueError, match="make a new optimiser"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))], "lr": 0.1})
+    assert optimizer.param_groups == groups

@@ -230,3 +230,10 @@ def test_under_the_profiler_it_has_its_name():
         embedding_stack(dense, ids, tables, bags, sparse_gradients=True).sum().backward()
     names = {event.name for event in profile.events()}
     assert {"fastcross::embedding_stack_fwd", "fastcross::embedding_stack_bwd"} <= names
+
+
+def test_a_wrong_id_of_a_bag_is_an_error_where_operators_are_transformed():
+    bag = Bag(torch.tensor([-1, 5, 1, 2]), torch.tensor([0, 2, 2, 3]))
+    nothing = torch.zeros(4, 0)
+    with pytest.raises(IndexError):
+        torch.func.grad(lambda w: embedding_stack(nothing, nothing.long(), [w], [bag]).sum())(torch.randn(6, 5))
