@@ -1,5 +1,6 @@
 """One cross layer (eq. 3): ``y = x0 (xᵀ w) + b + x``."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from fastcross import reference
 from fastcross.kernels import closed_form
 from fastcross.kernels.rows import as_rows, empty_rows
 from fastcross.ops import checks, dispatch, internals
+from fastcross.ops import usual as usual_calls
 
 
 def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -26,11 +28,9 @@ def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = Non
     Returns:
         (..., d) in the dtype of ``x0``. Sums run in float32 for half precision, under autocast too.
     """
-    operands = (x0, x, weight) if bias is None else (x0, x, weight, bias)
-    if (usual := _forward.find(backend, operands)) is not None:
-        if usual.differentiates:
-            return _apply(x0, x, weight, bias, usual.backend, usual.launch)
-        return usual.launch(x0, x, weight, bias)
+    given = (x0, x, weight) if bias is None else (x0, x, weight, bias)
+    if (usual := _calls.find(backend, given)) is not None:
+        return usual(x0, x, weight, bias)
     fits = internals.are_alike(bias, x0, x, weight) and checks.fits_layer(x0, x, weight, bias)
     if not fits:
         checks.check_layer(x0, x, weight, bias)
@@ -41,10 +41,11 @@ def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = Non
         return reference.cross_layer(x0, x, weight, bias)
     rows, x_rows, differentiates = as_rows(x0), as_rows(x), dispatch.differentiates(x0, x, weight, bias)
     if direct and rows is x0 and x_rows is x:
-        _forward.keep(backend, operands, (x0, x, weight, bias), chosen, differentiates)
+        usual = _calls.keep(backend, given, (x0, x, weight, bias), chosen, differentiates)
+        if usual is not None:
+            return usual(x0, x, weight, bias)
     if differentiates:
-        launch = dispatch.directly(cross_layer_fwd, chosen) if direct else None
-        y = (_apply if direct else CrossLayerFunction.apply)(rows, x_rows, weight, bias, chosen, launch)
+        y = (_apply if direct else CrossLayerFunction.apply)(rows, x_rows, weight, bias, chosen, direct)
     else:
         y = cross_layer_fwd(rows, x_rows, weight, bias, chosen, direct=direct)
     return y if x0.dim() == 2 else y.view(x0.shape)
@@ -54,30 +55,29 @@ class CrossLayerFunction(torch.autograd.Function):
     """(x0, x, w, b) -> y; backward of g: ds = g·x0, dx0 = s g, dx = g + ds w, dw = Σ ds x, db = Σ g."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str, launch: dispatch.Launch | None
-    ) -> Tensor:
+    def forward(ctx: Any, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str, direct: bool) -> Tensor:
+        y = cross_layer_fwd(x0, x, w, b, backend, direct=direct)
         ctx.save_for_backward(x0, x, w, b)
-        ctx.backend, ctx.direct = backend, launch is not None
-        return cross_layer_fwd(x0, x, w, b, backend, direct=False) if launch is None else launch(x0, x, w, b)
+        ctx.backend, ctx.direct = backend, direct
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (x0, x, w, b), needs, backend = ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.backend
-        operands = (dy, x0, x, w) if b is None else (dy, x0, x, w, b)
-        if ctx.direct and (usual := _backward.find((needs, backend), operands)) is not None:
-            return *usual.launch(dy, x0, x, w, b), None, None
-        in_closed_form, direct = dispatch.choose_backward(ctx.direct, dy)
-        if in_closed_form:
-            return *dispatch.closed_form_vjp(closed_form.cross_layer, (x0, x, w, b), dy), None, None
-        rows = as_rows(dy), as_rows(x0), as_rows(x)
-        if direct and all(t is row for t, row in zip((dy, x0, x), rows, strict=True)):
-            _backward.keep((needs, backend), operands, (dy, x0, x, w, b, needs), backend, False)
-        grads = cross_layer_bwd(*rows, w, b, needs, backend, direct=direct)
-        return *dispatch.needed_only(grads, needs), None, None
+        return *_vjp(dy, ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.backend, ctx.direct), None, None
 
 
-_forward, _backward = (dispatch.Calls("cross_layer", f"cross_layer_{way}") for way in ("fwd", "bwd"))
+def _vjp(
+    dy: Tensor, saved: Sequence[Any], needs: tuple[bool, ...], backend: str, direct: bool
+) -> tuple[Tensor | None, ...]:
+    x0, x, w, b = saved
+    in_closed_form, direct = dispatch.choose_backward(direct, dy)
+    if in_closed_form:
+        return dispatch.closed_form_vjp(closed_form.cross_layer, (x0, x, w, b), dy)
+    grads = cross_layer_bwd(as_rows(dy), as_rows(x0), as_rows(x), w, b, needs, backend, direct=direct)
+    return dispatch.needed_only(grads, needs)
+
+
+_calls = usual_calls.Calls("cross_layer", CrossLayerFunction, _vjp)
 _apply = internals.direct_apply(CrossLayerFunction)
 
 

@@ -3,6 +3,7 @@
 The forward pass keeps p, the dots x0·w_l, followed by q, the dots x0·v_c: L + C scalars per row beside its inputs.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from fastcross import reference
 from fastcross.kernels import closed_form
 from fastcross.kernels.rows import accumulation_dtype, as_rows, empty_rows
 from fastcross.ops import checks, dispatch, internals
+from fastcross.ops import usual as usual_calls
 
 
 def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor, *, backend: str = "auto") -> Tensor:
@@ -26,11 +28,9 @@ def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor, 
     Returns:
         (..., C) in the dtype of ``x0``.
     """
-    operands = (x0, weight, head) if bias is None else (x0, weight, head, bias)
-    if (usual := _forward.find(backend, operands)) is not None:
-        if usual.differentiates:
-            return _apply(x0, weight, bias, head, usual.backend, usual.launch)
-        return usual.launch(x0, weight, bias, head)[0]
+    given = (x0, weight, head) if bias is None else (x0, weight, head, bias)
+    if (usual := _calls.find(backend, given)) is not None:
+        return usual(x0, weight, bias, head)
     fits = internals.are_alike(bias, x0, weight, head) and checks.fits_network(x0, weight, bias, head)
     if not fits:
         checks.check_network(x0, weight, bias)
@@ -42,43 +42,44 @@ def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor, 
         return reference.cross_logits(x0, weight, bias, head)
     rows, differentiates = as_rows(x0), dispatch.differentiates(x0, weight, bias, head)
     if direct and rows is x0:
-        _forward.keep(backend, operands, (x0, weight, bias, head, differentiates), chosen, differentiates)
+        usual = _calls.keep(backend, given, (x0, weight, bias, head, differentiates), chosen, differentiates)
+        if usual is not None:
+            return usual(x0, weight, bias, head)
     if differentiates:
-        launch = dispatch.directly(cross_logits_fwd, True, chosen) if direct else None
-        z = (_apply if direct else CrossLogitsFunction.apply)(rows, weight, bias, head, chosen, launch)
+        z = (_apply if direct else CrossLogitsFunction.apply)(rows, weight, bias, head, chosen, direct)
     else:
         z, _ = cross_logits_fwd(rows, weight, bias, head, False, chosen, direct=direct)
     return z if x0.dim() == 2 else z.view(*x0.shape[:-1], head.shape[0])
 
 
 class CrossLogitsFunction(torch.autograd.Function):
-    """(x0, w, b, v) -> z; p is kept, followed by q."""
+    """(x0, w, b, v) -> z; p, followed by q, is kept, but where it is found sooner from x0."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, backend: str, launch: dispatch.Launch | None
-    ) -> Tensor:
-        z, p = cross_logits_fwd(x0, w, b, v, True, backend, direct=False) if launch is None else launch(x0, w, b, v)
+    def forward(ctx: Any, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, backend: str, direct: bool) -> Tensor:
+        z, p = cross_logits_fwd(x0, w, b, v, True, backend, direct=direct)
         ctx.save_for_backward(x0, w, b, v, p)
-        ctx.backend, ctx.direct = backend, launch is not None
+        ctx.backend, ctx.direct = backend, direct
         return z
 
     @staticmethod
     def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
-        (x0, w, b, v, p), needs, backend = ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.backend
-        operands = (dz, x0, w, v, p) if b is None else (dz, x0, w, v, p, b)
-        if ctx.direct and (usual := _backward.find((needs, backend), operands)) is not None:
-            return *usual.launch(dz, x0, w, b, v, p), None, None
-        in_closed_form, direct = dispatch.choose_backward(ctx.direct, dz)
-        if in_closed_form:
-            return *dispatch.closed_form_vjp(closed_form.cross_logits, (x0, w, b, v), dz), None, None
-        if direct and as_rows(dz) is dz and as_rows(x0) is x0:
-            _backward.keep((needs, backend), operands, (dz, x0, w, b, v, p, needs), backend, False)
-        grads = cross_logits_bwd(as_rows(dz), as_rows(x0), w, b, v, p, needs, backend, direct=direct)
-        return *dispatch.needed_only(grads, needs), None, None
+        return *_vjp(dz, ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.backend, ctx.direct), None, None
 
 
-_forward, _backward = (dispatch.Calls("cross_logits", f"cross_logits_{way}") for way in ("fwd", "bwd"))
+def _vjp(
+    dz: Tensor, saved: Sequence[Any], needs: tuple[bool, ...], backend: str, direct: bool
+) -> tuple[Tensor | None, ...]:
+    x0, w, b, v, p = saved
+    in_closed_form, direct = dispatch.choose_backward(direct, dz)
+    if in_closed_form:
+        return dispatch.closed_form_vjp(closed_form.cross_logits, (x0, w, b, v), dz)
+    p = x0.new_empty(0) if p is None else p  # which is computed again
+    grads = cross_logits_bwd(as_rows(dz), as_rows(x0), w, b, v, p, needs, backend, direct=direct)
+    return dispatch.needed_only(grads, needs)
+
+
+_calls = usual_calls.Calls("cross_logits", CrossLogitsFunction, _vjp)
 _apply = internals.direct_apply(CrossLogitsFunction)
 
 

@@ -3,6 +3,7 @@
 The forward pass keeps p, the dots x0·w_l: L scalars per row beside its inputs.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from fastcross import reference
 from fastcross.kernels import closed_form
 from fastcross.kernels.rows import accumulation_dtype, as_rows, empty_rows
 from fastcross.ops import checks, dispatch, internals
+from fastcross.ops import usual as usual_calls
 
 
 def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -25,11 +27,9 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, bac
     Returns:
         (..., d) in the dtype of ``x0``.
     """
-    operands = (x0, weight) if bias is None else (x0, weight, bias)
-    if (usual := _forward.find(backend, operands)) is not None:
-        if usual.differentiates:
-            return _apply(x0, weight, bias, usual.backend, usual.launch)
-        return usual.launch(x0, weight, bias)[0]
+    given = (x0, weight) if bias is None else (x0, weight, bias)
+    if (usual := _calls.find(backend, given)) is not None:
+        return usual(x0, weight, bias)
     fits = internals.are_alike(bias, x0, weight) and checks.fits_network(x0, weight, bias)
     if not fits:
         checks.check_network(x0, weight, bias)
@@ -40,43 +40,44 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, bac
         return reference.cross_network(x0, weight, bias)
     rows, differentiates = as_rows(x0), dispatch.differentiates(x0, weight, bias)
     if direct and rows is x0:
-        _forward.keep(backend, operands, (x0, weight, bias, differentiates), chosen, differentiates)
+        usual = _calls.keep(backend, given, (x0, weight, bias, differentiates), chosen, differentiates)
+        if usual is not None:
+            return usual(x0, weight, bias)
     if differentiates:
-        launch = dispatch.directly(cross_network_fwd, True, chosen) if direct else None
-        y = (_apply if direct else CrossNetworkFunction.apply)(rows, weight, bias, chosen, launch)
+        y = (_apply if direct else CrossNetworkFunction.apply)(rows, weight, bias, chosen, direct)
     else:
         y, _ = cross_network_fwd(rows, weight, bias, False, chosen, direct=direct)
     return y if x0.dim() == 2 else y.view(x0.shape)
 
 
 class CrossNetworkFunction(torch.autograd.Function):
-    """(x0, w, b) -> y; p is kept."""
+    """(x0, w, b) -> y; p is kept, but where it is found sooner from x0."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x0: Tensor, w: Tensor, b: Tensor | None, backend: str, launch: dispatch.Launch | None
-    ) -> Tensor:
-        y, p = cross_network_fwd(x0, w, b, True, backend, direct=False) if launch is None else launch(x0, w, b)
+    def forward(ctx: Any, x0: Tensor, w: Tensor, b: Tensor | None, backend: str, direct: bool) -> Tensor:
+        y, p = cross_network_fwd(x0, w, b, True, backend, direct=direct)
         ctx.save_for_backward(x0, w, b, p)
-        ctx.backend, ctx.direct = backend, launch is not None
+        ctx.backend, ctx.direct = backend, direct
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (x0, w, b, p), needs, backend = ctx.saved_tensors, ctx.needs_input_grad[:3], ctx.backend
-        operands = (dy, x0, w, p) if b is None else (dy, x0, w, p, b)
-        if ctx.direct and (usual := _backward.find((needs, backend), operands)) is not None:
-            return *usual.launch(dy, x0, w, b, p), None, None
-        in_closed_form, direct = dispatch.choose_backward(ctx.direct, dy)
-        if in_closed_form:
-            return *dispatch.closed_form_vjp(closed_form.cross_network, (x0, w, b), dy), None, None
-        if direct and as_rows(dy) is dy and as_rows(x0) is x0:
-            _backward.keep((needs, backend), operands, (dy, x0, w, b, p, needs), backend, False)
-        grads = cross_network_bwd(as_rows(dy), as_rows(x0), w, b, p, needs, backend, direct=direct)
-        return *dispatch.needed_only(grads, needs), None, None
+        return *_vjp(dy, ctx.saved_tensors, ctx.needs_input_grad[:3], ctx.backend, ctx.direct), None, None
 
 
-_forward, _backward = (dispatch.Calls("cross_network", f"cross_network_{way}") for way in ("fwd", "bwd"))
+def _vjp(
+    dy: Tensor, saved: Sequence[Any], needs: tuple[bool, ...], backend: str, direct: bool
+) -> tuple[Tensor | None, ...]:
+    x0, w, b, p = saved
+    in_closed_form, direct = dispatch.choose_backward(direct, dy)
+    if in_closed_form:
+        return dispatch.closed_form_vjp(closed_form.cross_network, (x0, w, b), dy)
+    p = x0.new_empty(0) if p is None else p  # which is computed again
+    grads = cross_network_bwd(as_rows(dy), as_rows(x0), w, b, p, needs, backend, direct=direct)
+    return dispatch.needed_only(grads, needs)
+
+
+_calls = usual_calls.Calls("cross_network", CrossNetworkFunction, _vjp)
 _apply = internals.direct_apply(CrossNetworkFunction)
 
 

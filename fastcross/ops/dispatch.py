@@ -10,7 +10,7 @@ closed form takes over: it consists of PyTorch's own operators, which can all be
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,56 +43,6 @@ def define(operator: str, name: str, schema: str, fake: Callable[..., Any]) -> C
         return getattr(torch.ops.fastcross, name)(*args)
 
     return call
-
-
-Launch = Callable[..., Any]
-
-KEPT = 16  # calls of an operator that are remembered, for each of its options
-
-
-class Usual(NamedTuple):
-    """A call that was found to be in order: for operands like its own there is nothing else to ask or to choose."""
-
-    launch: Launch  # of the operands; looks at their memory
-    backend: str
-    differentiates: bool
-
-
-class Calls:
-    """The usual calls of ``fastcross::name``: what was checked and chosen for operands of the same descriptions.
-
-    A backend whose kernels can be launched without another look at their operands has a function ``plan_NAME`` of the
-    launcher's arguments, which returns how.
-    """
-
-    def __init__(self, operator: str, name: str) -> None:
-        self.operator, self.name = operator, name
-        self._kept: dict[Any, list[tuple[Callable[..., bool], Usual]]] = {}
-
-    def find(self, option: Any, operands: tuple[Any, ...]) -> Usual | None:
-        """The call of such operands, none of them None, and of the same option (a backend, needs), if there was one."""
-        if internals.is_quiet():
-            key = (option, len(operands), torch.is_grad_enabled(), torch.get_num_threads())
-            for are_alike, usual in self._kept.get(key, ()):
-                if are_alike(*operands):
-                    return usual
-        return None
-
-    def keep(
-        self, option: Any, operands: tuple[Any, ...], arguments: tuple, backend: str, differentiates: bool
-    ) -> None:
-        """Remembers a call whose operands were checked, and that went to the backend's kernels directly."""
-        plan = getattr(backends.kernels(self.operator, backend), f"plan_{self.name}", None)
-        if plan is None or (launch := plan(*arguments)) is None:
-            return
-        key = (option, len(operands), torch.is_grad_enabled(), torch.get_num_threads())
-        found = internals.resemblance(operands), Usual(launch, backend, differentiates)
-        self._kept[key] = [found, *self._kept.get(key, ())][:KEPT]
-
-
-def directly(call: Callable[..., Any], *rest: Any) -> Launch:
-    """What :func:`define` returned, as a function of an operator's operands that calls the kernels."""
-    return lambda *operands: call(*operands, *rest, direct=True)
 
 
 def choose(backend: str, usual: bool, x0: Tensor, *others: Tensor | None) -> tuple[str, bool]:

@@ -50,7 +50,9 @@ def is_quiet() -> bool:
     """Whether nothing observes or transforms PyTorch's operators now, so that a kernel may be called in their place."""
     return not (
         torch.compiler.is_compiling()
-        or is_transformed()
+        or _transforms_are_active()  # and the next two: is_transformed(), in line, for every call asks
+        or not _has_level
+        or _forward_ad._current_level >= 0
         or _dispatch_modes()
         or _is_tracing()
         or not _has_profiler_flag
@@ -92,8 +94,8 @@ def are_alike(bias: Tensor | None, x0: Tensor, *others: Tensor) -> bool:
         return False
 
 
-def resemblance(tensors: Sequence[Tensor]) -> Callable[..., bool]:
-    """A function that says of as many other tensors whether each is like its counterpart here.
+def resemblance(tensors: Sequence[Tensor]) -> Callable[..., bool] | None:
+    """A function that says of as many other tensors whether each is like its counterpart here; None: nothing can say.
 
     Alike are tensors of the same class, dtype, device, layout, shape and strides that require gradients alike and that
     PyTorch dispatches alike, which a negative bit, zeros without memory, a wrapper, a mode, autocast or inference mode
@@ -107,7 +109,7 @@ def resemblance(tensors: Sequence[Tensor]) -> Callable[..., bool]:
         )
         return guards.check
     except (AttributeError, RuntimeError, SystemError, TypeError):  # another interface, or none
-        return lambda *others: False
+        return None
 
 
 def is_foreign(t: Tensor | None) -> bool:

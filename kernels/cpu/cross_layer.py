@@ -4,18 +4,15 @@ Sums over the chunks' rows join in the order of the rows, so results depend on t
 them took which chunk.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from fastcross.kernels.cpu.fields import fresh, real, rows, rows_like, whole, wide
+from fastcross.kernels.cpu.launcher import Launch
 from fastcross.kernels.cpu.layout import Layout
 from fastcross.kernels.cpu.results import cast_as, rows_as
 
-Launch = Callable[..., Any]
-
-_BLOCK = real(lambda n: 4 * n.padded)  # four rows
 _PADDED = {"padded": lambda n: -(-n.d // n.lanes) * n.lanes}  # d, rounded up to whole registers
 
 FORWARD = Layout(
@@ -26,7 +23,7 @@ FORWARD = Layout(
     operands={"x0": rows("M", "d"), "x": rows("M", "d"), "w": whole("d"), "b": whole("d", optional=True)},
     results={"y": rows_like("x0", "M", "d")},
     derived=_PADDED,
-    own={"s": real(lambda n: 4), "spare_x0": _BLOCK, "spare_x": _BLOCK, "spare_y": _BLOCK},
+    own={"s": real(lambda n: 4)},
     kernels=("cross_layer.cross_layer_fwd",),
 )
 BACKWARD = Layout(
@@ -52,11 +49,6 @@ BACKWARD = Layout(
     own={
         "s": real(lambda n: 4),
         "ds": real(lambda n: 4),
-        "spare_g": _BLOCK,
-        "spare_x0": _BLOCK,
-        "spare_x": _BLOCK,
-        "spare_dx0": _BLOCK,
-        "spare_dx": _BLOCK,
         "sums": real(lambda n: 2 * n.padded),  # dw and db, a register of the one beside a register of the other
         "totals": wide(lambda n: 2 * n.padded),
         "errors": wide(lambda n: 2 * n.padded if n.lanes == 4 else 0),  # for float64
@@ -84,16 +76,10 @@ def _needs(dx0: bool, dx: bool, dw: bool, db: bool) -> dict[str, bool]:
 
 
 def plan_cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Launch | None:
-    if (plan := FORWARD.plan(x0=x0, x=x, w=w, b=b)) is None:
-        return None
-    run = plan.run
-    return lambda *operands: run(operands)[0]
+    return FORWARD.launcher("x0 x w b", "y", x0=x0, x=x, w=w, b=b)
 
 
 def plan_cross_layer_bwd(
     dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, needs: Sequence[bool]
 ) -> Launch | None:
-    if (plan := BACKWARD.plan(dy=dy, x0=x0, x=x, w=w, b=b, **_needs(*needs))) is None:
-        return None
-    run = plan.run
-    return lambda *operands: run(operands)
+    return BACKWARD.launcher("dy x0 x w b", "dx0 dx dw db", dy=dy, x0=x0, x=x, w=w, b=b, **_needs(*needs))

@@ -4,21 +4,17 @@ Sums over the chunks' rows join in the order of the rows, so results depend on t
 them took which chunk.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from torch import Tensor
 
 from fastcross.kernels.cpu.fields import fresh, real, rows, rows_like, whole, wide
+from fastcross.kernels.cpu.launcher import Launch
 from fastcross.kernels.cpu.layout import Layout
 from fastcross.kernels.cpu.results import cast_as, kept, rows_as
 
-Launch = Callable[..., list[Any]]
-
 # Rows from which on packing the vectors costs less than it saves.
 PACK_ROWS = 16
-
-_BLOCK = real(lambda n: 4 * n.padded)  # four rows
 
 # What comes before the rows, of a forward and of a backward pass.
 PREPARE = Layout(
@@ -56,8 +52,6 @@ FORWARD = Layout(
         "dots": real(lambda n: 4 * n.K),  # p, for the rows of a block
         "alpha_L": real(lambda n: 4),
         "alpha": wide(lambda n: 4),
-        "spare_x": _BLOCK,
-        "spare_y": _BLOCK,
     },
     kernels=("cross_network.cross_network_prepare", "cross_network.cross_network_fwd"),
 )
@@ -67,7 +61,7 @@ BACKWARD = Layout(
     items="M",
     together=4,
     work=lambda n: (2 * n.K + 3) * n.d,
-    operands={"x0": rows("M", "d"), "dout": rows("M", "width"), "p": whole("K", "M")},
+    operands={"x0": rows("M", "d"), "dout": rows("M", "width"), "p": whole("K", "M", optional=True)},
     results={
         "dx0": rows_like("x0", "M", "d", when="need_dx0"),
         "dw": fresh("L", "d", when="need_dw"),
@@ -77,12 +71,11 @@ BACKWARD = Layout(
     sizes=("need_dx0", "need_dw", "need_db", "need_dv"),
     derived={"width": lambda n: n.C or n.d},
     own={
+        "dots": real(lambda n: 4 * n.K),  # p, for the rows of a block
         "coefficient": real(lambda n: 4 * (n.K + 1)),  # dp_l, dq_c and α_L, for the rows of a block
         "alpha": wide(lambda n: 4 * (n.L + 1)),
         "a": wide(lambda n: 4),
-        "spare_x": _BLOCK,
-        "spare_g": _BLOCK,
-        "spare_dx": _BLOCK,
+        "no_g": real(lambda n: n.padded if n.C else 0),  # a row of zeros
         "sums": real(lambda n: (n.K + 1) * n.padded),  # packed like the vectors, Σ g last
         "totals": wide(lambda n: (n.K + 1) * n.padded),
         "errors": wide(lambda n: (n.K + 1) * n.padded if n.lanes == 4 else 0),  # for float64
@@ -108,17 +101,22 @@ def cross_logits_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p:
 
 
 def cross_network_bwd(
-    dy: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, p: Tensor, needs: Sequence[bool]
+    dy: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, p: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dx0, dw, db, _ = BACKWARD.run(x0=x0, dout=dy, w=w, b=b, v=None, p=p, **_needs(*needs))
+    dx0, dw, db, _ = BACKWARD.run(x0=x0, dout=dy, w=w, b=b, v=None, p=_given(p), **_needs(*needs))
     return rows_as(x0, dx0), cast_as(w, dw), cast_as(w if b is None else b, db)
 
 
 def cross_logits_bwd(
-    dz: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, p: Tensor, needs: Sequence[bool]
+    dz: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, p: Tensor | None, needs: Sequence[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dx0, dw, db, dv = BACKWARD.run(x0=x0, dout=dz, w=w, b=b, v=v, p=p, **_needs(*needs))
+    dx0, dw, db, dv = BACKWARD.run(x0=x0, dout=dz, w=w, b=b, v=v, p=_given(p), **_needs(*needs))
     return rows_as(x0, dx0), cast_as(w, dw), cast_as(w if b is None else b, db), cast_as(v, dv)
+
+
+def _given(p: Tensor | None) -> Tensor | None:
+    """p, unless it is empty: it is then computed again."""
+    return None if p is None or p.numel() == 0 else p
 
 
 def _needs(dx0: bool, dw: bool, db: bool, dv: bool = False) -> dict[str, bool]:
@@ -126,35 +124,29 @@ def _needs(dx0: bool, dw: bool, db: bool, dv: bool = False) -> dict[str, bool]:
 
 
 # The same for operands like these, without another look at them but for their memory; None where they would be cast.
+# Where p is None the backward pass computes it again.
+
+
+def _keeps(p: bool, x0: Tensor) -> bool:
+    """Of few rows p is computed sooner than memory for it is found."""
+    return p and x0.shape[0] >= PACK_ROWS
 
 
 def plan_cross_network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool) -> Launch | None:
-    if (plan := FORWARD.plan(x0=x0, w=w, b=b, v=None, keep_p=keep_p)) is None:
-        return None
-    run = plan.run
-    return lambda x0, w, b: run((w, None, b, x0))[::2]
+    return FORWARD.launcher("x0 w b", "y p", x0=x0, w=w, b=b, v=None, keep_p=_keeps(keep_p, x0))
 
 
 def plan_cross_logits_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p: bool) -> Launch | None:
-    if (plan := FORWARD.plan(x0=x0, w=w, b=b, v=v, keep_p=keep_p)) is None:
-        return None
-    run = plan.run
-    return lambda x0, w, b, v: run((w, v, b, x0))[1:]
+    return FORWARD.launcher("x0 w b v", "z p", x0=x0, w=w, b=b, v=v, keep_p=_keeps(keep_p, x0))
 
 
 def plan_cross_network_bwd(
-    dy: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, p: Tensor, needs: Sequence[bool]
+    dy: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, p: Tensor | None, needs: Sequence[bool]
 ) -> Launch | None:
-    if (plan := BACKWARD.plan(x0=x0, dout=dy, w=w, b=b, v=None, p=p, **_needs(*needs))) is None:
-        return None
-    run = plan.run
-    return lambda dy, x0, w, b, p: run((w, None, b, x0, dy, p))[:3]
+    return BACKWARD.launcher("dout x0 w b p", "dx0 dw db", x0=x0, dout=dy, w=w, b=b, v=None, p=p, **_needs(*needs))
 
 
 def plan_cross_logits_bwd(
-    dz: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, p: Tensor, needs: Sequence[bool]
+    dz: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, p: Tensor | None, needs: Sequence[bool]
 ) -> Launch | None:
-    if (plan := BACKWARD.plan(x0=x0, dout=dz, w=w, b=b, v=v, p=p, **_needs(*needs))) is None:
-        return None
-    run = plan.run
-    return lambda dz, x0, w, b, v, p: run((w, v, b, x0, dz, p))
+    return BACKWARD.launcher("dout x0 w b v p", "dx0 dw db dv", x0=x0, dout=dz, w=w, b=b, v=v, p=p, **_needs(*needs))

@@ -6,7 +6,7 @@ shape and the strides are compared with what the kernel is about to touch; a ten
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -65,15 +65,35 @@ def addresses_of(names: Sequence[str], tensors: Sequence[Tensor | None], reaches
         if size and t is not None:
             address, memory = t.data_ptr(), t.untyped_storage()
             if address == 0 or address + size > memory.data_ptr() + memory.nbytes():
-                name, there = names[len(found)], memory.nbytes() - t.storage_offset() * t.itemsize
-                raise ValueError(f"{name} must have memory of its own, {size} bytes; got {tuple(t.shape)} with {there}")
+                refuse(names[len(found)], t, size)
         found.append(address)
     return found
+
+
+def refuse(name: str, t: Tensor, size: int) -> NoReturn:
+    """Raises for a tensor that has not the memory its description promises."""
+    there = t.untyped_storage().nbytes() - t.storage_offset() * t.itemsize
+    raise ValueError(f"{name} must have memory of its own, {size} bytes; got {tuple(t.shape)} with {there}")
 
 
 def addresses_of_fresh(tensors: Sequence[Tensor | None]) -> list[int]:
     """The addresses of tensors that were made in this call."""
     return [0 if t is None else t.data_ptr() for t in tensors]
+
+
+def taking(name: str, word: int, size: int) -> list[str]:
+    """As :func:`addresses_of` for one tensor of ``size`` bytes, as lines of a function (``launcher.py``)."""
+    return [
+        f"    _block[{word}] = _address = {name}.data_ptr()",
+        f"    _memory = {name}.untyped_storage()",
+        f"    if not 0 < _address <= _memory.data_ptr() + _memory.nbytes() - {size}:",
+        f"        _refuse({name!r}, {name}, {size})",
+    ]
+
+
+def taking_fresh(name: str, word: int) -> list[str]:
+    """As :func:`addresses_of_fresh` for one tensor."""
+    return [f"    _block[{word}] = {name}.data_ptr()"]
 
 
 def table_of(name: str, tensors: Sequence[Tensor], dtype: torch.dtype, shapes: Sequence[Sequence[int]]) -> Tensor:

@@ -11,6 +11,7 @@ from torch import Tensor
 from fastcross.kernels.cpu.declaration import Declaration
 from fastcross.kernels.cpu.door import describe
 from fastcross.kernels.cpu.fields import REAL, Operand
+from fastcross.kernels.cpu.launcher import Launch, launcher
 from fastcross.kernels.cpu.plan import Plan
 from fastcross.kernels.cpu.threads import Task
 from fastcross.kernels.rows import accumulation_dtype
@@ -36,11 +37,15 @@ class Layout(Declaration):
         plan, tensors, scalars = self._find(None, values)
         return plan.run(tensors, scalars)
 
-    def plan(self, **values: Any) -> Plan | None:
-        """What runs the kernels on operands like these, unless they have to be cast or made contiguous."""
+    def launcher(self, operands: str, results: str, **values: Any) -> Launch | None:
+        """What runs the kernels on operands like these, given and returned in the order of these names.
+
+        None where operands would have to be cast or made contiguous.
+        """
         plan, tensors, _ = self._find(None, values)
-        given = self._operands(values)
-        return plan if all(t is other for t, other in zip(tensors, given, strict=True)) else None
+        if any(t is not other for t, other in zip(tensors, self._operands(values), strict=True)):
+            return None
+        return launcher(plan, operands.split(), results.split())
 
     def task(self, dtype: torch.dtype | None, **values: Any) -> Task:
         """The task of a call, for a kernel that the caller runs; without a dtype, operands are cast as in ``run``."""

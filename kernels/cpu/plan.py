@@ -1,7 +1,6 @@
 """What is known of a call before its addresses are: the checks, the words of its task, the place of its scratch."""
 
 import ctypes
-import functools
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -25,7 +24,8 @@ from fastcross.kernels.cpu.fields import (
     WORD_OF_MEMORY,
     Result,
 )  # fmt: skip
-from fastcross.kernels.cpu.threads import Task, run
+from fastcross.kernels.cpu.internals import filling_maker
+from fastcross.kernels.cpu.threads import Task, run_in_turn
 from fastcross.kernels.rows import stride_like
 
 # Multiply-adds that are worth a thread of their own, and a chunk of their own.
@@ -66,7 +66,7 @@ class Plan:
         self.threads, self.chunks, chunk_items = chunks(items, layout.work(known), threads, layout.together)
         self.pieces, self.bytes, own_bytes = self._place(known)
         # What a task's block holds, but for addresses and scalars, which differ from call to call.
-        word = {field.name: HIDDEN + i for i, field in enumerate(layout.fields) if i >= len(HEADER)}
+        word = self.word = {field.name: HIDDEN + i for i, field in enumerate(layout.fields) if i >= len(HEADER)}
         self._words = [0, self.chunks, chunk_items, items, own_bytes, 0, -1] + [0] * len(word)
         for name in layout.integers:
             self._words[word[name]] = int(values[name])
@@ -75,19 +75,22 @@ class Plan:
         for (name, operand), t in zip(layout.operands.items(), tensors, strict=True):
             if operand.are_rows:
                 self._words[word[name] + 1] = t.stride(0)
-        self._like = torch.empty(0, dtype=dtype, device="cpu")
-        self._makers: list[Callable[[], Tensor] | None] = []
+        self.made: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # shapes and strides of what is needed
         self._large: list[tuple[int, int]] = []  # results, and the operands that they resemble
         for i, (name, result) in enumerate(layout.results.items()):
-            self._declare(i, result, tensors)
+            self._declare(i, name, result, tensors)
             if result.like:
                 self._words[word[name] + 1] = stride_like(tensors[self._place_of(result.like)])
-        self._names, self._reaches = list(layout.operands), [reach(t) for t in tensors]
+        self._makers = [
+            filling_maker(*self.made[name], dtype) if name in self.made else None for name in layout.results
+        ]
+        self.reaches = {name: reach(t) for name, t in zip(layout.operands, tensors, strict=True)}
+        self._names, self._reaches = list(self.reaches), list(self.reaches.values())
         self._places = [word[name] for name in (*layout.operands, *layout.results)]
         self._scalars = [word[name] for name in layout.scalars]
         self._block: Any = ctypes.c_int64 * len(self._words)
-        self._frames: list[tuple[Any, Tensor]] = []  # of calls that are done
-        self._kernels: list[Callable[[Any], None]] = []  # in their order, once they are compiled
+        self.frames: list[tuple[Any, Tensor]] = []  # blocks and scratch memory of calls that are done
+        self._kernels: Callable[[Any], None] | None = None  # once they are compiled
 
     def _place(self, known: SimpleNamespace) -> tuple[list[tuple[str, int, int]], int, int]:
         """Each piece's name, offset and size in bytes; the size of all; that of a chunk's own.
@@ -103,10 +106,9 @@ class Plan:
                 end += -(-size // ALIGNMENT) * ALIGNMENT
         return pieces, end + (self.chunks - 1) * (end - shared), end - shared
 
-    def _declare(self, i: int, result: Result, tensors: Sequence[Any]) -> None:
+    def _declare(self, i: int, name: str, result: Result, tensors: Sequence[Any]) -> None:
         """How result number ``i`` is made, if it is needed."""
         if result.when is not None and not self.sizes[result.when]:
-            self._makers.append(None)
             return
         shape = tuple(self.sizes[size] for size in result.shape)
         strides = (*shape[1:], 1)
@@ -115,7 +117,12 @@ class Plan:
             strides = (stride_like(like), 1)
             if like.nbytes >= SMALLEST:
                 self._large.append((i, self._place_of(result.like)))
-        self._makers.append(functools.partial(self._like.new_empty_strided, shape, strides))  # sooner than new_empty
+        self.made[name] = shape, strides
+
+    @property
+    def has_large_results(self) -> bool:
+        """Which take memory that earlier ones left."""
+        return bool(self._large)
 
     def _place_of(self, operand: str) -> int:
         return list(self.layout.operands).index(operand)
@@ -123,19 +130,18 @@ class Plan:
     def run(self, tensors: tuple[Any, ...], scalars: Sequence[float] = ()) -> list[Any]:
         """Runs the layout's kernels on tensors like those that the plan was made for; returns the results."""
         block, memory, results = self.fill(tensors, scalars)
-        kernels = self._kernels or self._compile()
-        if self.threads == 1:
-            for kernel in kernels:
-                kernel(block)
-        else:
-            for kernel, name in zip(kernels, self.layout.kernels, strict=True):
-                run(kernel, block, self.threads if name.endswith(f".{self.layout.name}") else 1)
+        self.kernels()(block)
         if self.bytes <= KEPT_BYTES:
-            self._frames.append((block, memory))
+            self.frames.append((block, memory))
         return results
 
-    def _compile(self) -> list[Callable[[Any], None]]:
-        self._kernels = [compiled(kernel, self.dtype) for kernel in self.layout.kernels]
+    def kernels(self) -> Callable[[Any], None]:
+        """All of the layout's kernels, each on its threads, as a function of the block."""
+        if self._kernels is None:
+            own = f".{self.layout.name}"
+            threads = [self.threads if kernel.endswith(own) else 1 for kernel in self.layout.kernels]
+            kernels = [compiled(kernel, self.dtype) for kernel in self.layout.kernels]
+            self._kernels = run_in_turn(list(zip(kernels, threads, strict=True)))
         return self._kernels
 
     def task(self, tensors: tuple[Any, ...], scalars: Sequence[float]) -> Task:
@@ -149,17 +155,17 @@ class Plan:
         addresses = addresses_of(self._names, tensors, self._reaches)
         addresses += addresses_of_fresh(results)
         try:
-            block, memory = self._frames.pop()
+            block, memory = self.frames.pop()
             block[0], block[WORD_OF_FOUND] = 0, -1
         except IndexError:  # all are in use
-            block, memory = self._frame()
+            block, memory = self.new_frame()
         for word, address in zip(self._places, addresses, strict=True):
             block[word] = address
         for word, scalar in zip(self._scalars, scalars, strict=True):
             struct.pack_into("d", block, 8 * word, scalar)
         return block, memory, results
 
-    def _frame(self) -> tuple[Any, Tensor]:
+    def new_frame(self) -> tuple[Any, Tensor]:
         """A block with all words that are the same in every call, and scratch memory for it."""
         words = self._words.copy()
         memory, words[WORD_OF_MEMORY] = scratch(self.bytes)

@@ -9,7 +9,7 @@ number of calling threads at once.
 import ctypes
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fastcross.kernels import HOME
+from fastcross.kernels.cpu.native.in_turn import in_turn
 
 
 class Task(NamedTuple):
@@ -33,6 +34,22 @@ class Task(NamedTuple):
 def run_task(kernel: Callable[[Any], object], task: Task) -> None:
     """``kernel(task.block)`` on the task's threads at once; they take its chunks by turns."""
     run(kernel, task.block, task.threads)
+
+
+def run_in_turn(steps: Sequence[tuple[Callable[[Any], object], int]]) -> Callable[[Any], None]:
+    """A function of a task's block that runs each (kernel, threads) after the other, entering native code once."""
+
+    def one_by_one(block: Any) -> None:
+        for kernel, threads in steps:
+            run(kernel, block, threads)
+
+    parallel = None if all(threads == 1 for _, threads in steps) else _openmp()
+    if parallel is None and any(threads > 1 for _, threads in steps):
+        return one_by_one
+    native = in_turn(steps, parallel)
+    if parallel is None:
+        return native
+    return lambda block: native(block) if os.getpid() == HOME else one_by_one(block)
 
 
 def run(kernel: Callable[[Any], object], block: Any, threads: int) -> None:

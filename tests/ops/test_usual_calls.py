@@ -5,6 +5,7 @@ import torch
 
 from fastcross import ops
 from fastcross.ops import checks, internals
+from fastcross.ops.usual import KEPT
 
 OPERATORS = ("cross_layer", "cross_network", "cross_logits")
 
@@ -29,11 +30,16 @@ def step(operator, tensors, dy=None):
     return y.detach(), *torch.autograd.grad(y, given, torch.ones_like(y) if dy is None else dy)
 
 
+def forget_calls(operator):
+    calls = getattr(ops, operator).__globals__["_calls"]
+    calls._kept.clear()
+    calls._missed.clear()
+
+
 @pytest.fixture(autouse=True)
 def forget():
     for operator in OPERATORS:
-        for calls in ("_forward", "_backward"):
-            getattr(ops, operator).__globals__[calls]._kept.clear()
+        forget_calls(operator)
 
 
 @pytest.fixture
@@ -59,6 +65,9 @@ def test_a_remembered_call_gives_the_same_bits(operator, bias, unchecked):
     with torch.no_grad():
         y = getattr(ops, operator)(*tensors)
     first = step(operator, tensors)
+    with torch.no_grad():  # a second time, and they are remembered
+        getattr(ops, operator)(*tensors)
+    step(operator, tensors)
     unchecked()
     again = leaves(operands(operator, bias))
     for ours, expected in zip(step(operator, again), first, strict=True):
@@ -72,10 +81,9 @@ def test_other_operands_are_other_calls(operator):
     """Rows, dtypes, strides, missing gradients, threads: each gives what it gives where nothing is remembered."""
     expected, found = [], []
     for results in (expected, found):
-        for case in ("usual", "rows", "dtype", "strides", "expanded", "threads"):
+        for case in 2 * ("usual", "rows", "dtype", "strides", "expanded", "threads"):
             if results is expected:
-                for calls in ("_forward", "_backward"):
-                    getattr(ops, operator).__globals__[calls]._kept.clear()
+                forget_calls(operator)
             tensors = operands(operator, rows=11 if case == "rows" else 6)
             if case == "dtype":
                 tensors = [t.double() for t in tensors]
@@ -106,6 +114,7 @@ def test_memory_that_is_gone_is_an_error(operator, change):
     for place in range(len(operands(operator))):
         tensors = leaves(operands(operator))
         step(operator, tensors)
+        step(operator, tensors)
         y = getattr(ops, operator)(*tensors)
         CHANGES[change](tensors[place].data)
         with pytest.raises(ValueError, match="must have memory of its own"):
@@ -118,6 +127,7 @@ def test_memory_that_is_gone_is_an_error(operator, change):
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_what_is_wrong_after_a_right_call_is_refused(operator):
     tensors = leaves(operands(operator))
+    step(operator, tensors)
     step(operator, tensors)
     for place in range(len(tensors)):
         for wrong in (torch.ones(5, 8), torch.ones(6, 9, device="meta"), [1.0], torch.ones(6, 9).to_sparse()):
@@ -139,3 +149,17 @@ def test_what_resemblance_sees():
         torch.nn.Parameter(torch.zeros(4, 6)), negated, zeros, subclass, None, 1.0,
     ):  # fmt: skip
         assert not alike(other)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_calls_that_do_not_come_again_are_not_kept(operator):
+    """Each would cost a millisecond; of as many sizes as are in use by turns, all are."""
+    calls = getattr(ops, operator).__globals__["_calls"]
+    for _ in range(3):
+        for rows in range(1, 2 * KEPT):
+            step(operator, leaves(operands(operator, rows=rows)))
+    assert not calls._kept
+    for _ in range(2):
+        for rows in range(1, 1 + KEPT):
+            step(operator, leaves(operands(operator, rows=rows)))
+    assert [len(kept) for kept in calls._kept.values()] == [KEPT]

@@ -1,8 +1,9 @@
 """What the CPU kernels share: blocks of four rows, their dots with vectors, sums over rows.
 
 A block is a pointer to its first row and the stride to the next; its four rows are read from memory once, and meet each
-vector in registers, which is loaded once for all four. The last rows of a range, fewer than four, are copied into a
-block of their own. Sums over rows run in the storage dtype for some rows and in float64 across them.
+vector in registers, which is loaded once for all four. The last rows of a range, fewer than four, come one by one, each
+alone in a block that is the same row four times (its stride is 0): what is written is written four times, and a sum
+takes the first. Sums over rows run in the storage dtype for some rows and in float64 across them.
 """
 
 from fastcross.kernels.cpu.native.fours import add_scaled, four_times, load_four, put_totals
@@ -13,47 +14,18 @@ from fastcross.kernels.cpu.native.simd import (
     inline,
     is_double,
     lanes,
-    least,
     load,
     load_upto,
     load_wide,
     prefetch,
     prefetch_write,
     store,
-    store_upto,
     widen,
     zeros,
 )  # fmt: skip
 
 # Rows, a multiple of 4, that are summed in the storage dtype: few enough for the sum to round as often as PyTorch's.
 FLOAT_ROWS, DOUBLE_ROWS = 128, 64
-
-
-@inline
-def block_of(x, r, stop, stride, spare, padded, d):
-    """The block of rows r … r + 3: in place, or copied to ``spare`` where there are fewer, the missing ones zero."""
-    if r + 4 <= stop:
-        return at(x, r * stride), stride
-    for j in range(0, 4 * padded, lanes(x)):
-        store(spare, j, zeros(x))
-    copy_rows(spare, padded, at(x, r * stride), stride, stop - r, d)
-    return spare, padded
-
-
-@inline
-def block_for(y, r, stop, stride, spare, padded):
-    """Where to write the block of rows r … r + 3; what is written to ``spare`` is to be copied."""
-    if r + 4 <= stop:
-        return at(y, r * stride), stride
-    return spare, padded
-
-
-@inline
-def copy_rows(y, stride_y, x, stride_x, rows, d):
-    for i in range(rows):
-        for j in range(0, d, lanes(x)):
-            count = least(lanes(x), d - j)
-            store_upto(y, i * stride_y + j, load_upto(x, i * stride_x + j, count), count)
 
 
 @inline
@@ -92,6 +64,17 @@ def dots_with_two(block, vectors, step, vector_step, d, out, ahead):
 
 
 @inline
+def dots_with_all(block, vectors, step, vector_step, d, K, out):
+    """The dots with K vectors, ``vector_step`` elements apart, as a forward pass has them; ``out`` is (K, 4)."""
+    here = (block[0], block[0], 0)  # nothing to ask memory for
+    for k in range(0, K, 2):
+        if k + 1 < K:
+            dots_with_two(block, at(vectors, k * vector_step), step, vector_step, d, at(out, 4 * k), here)
+        else:
+            dots_with_one(block, at(vectors, k * vector_step), step, d, at(out, 4 * k), here)
+
+
+@inline
 def dots_of_pairs(block, other, d, out):
     """out_i = row_i·other_i."""
     n = lanes(out)
@@ -123,10 +106,16 @@ def clear(values, size):
 
 
 @inline
-def is_full(r, start, stop, sums):
+def are_few(rows, chunks, sums):
+    """Whether a task's rows are in one chunk, and all may be in its sums: these are then the totals."""
+    return chunks == 1 and rows <= (DOUBLE_ROWS if is_double(sums) else FLOAT_ROWS)
+
+
+@inline
+def is_full(r, next_r, start, stop, sums):
     """Whether with the block of row r the sums since the last flush have all the rows that they may have."""
     rows = DOUBLE_ROWS if is_double(sums) else FLOAT_ROWS
-    return (r - start) % rows == rows - 4 or r + 4 >= stop
+    return (r - start) % rows == rows - 4 or next_r >= stop
 
 
 @inline

@@ -8,29 +8,20 @@ A block of four rows is read from memory once. Bytes from memory per row: forwar
 """
 
 from fastcross.kernels.cpu.cross_layer import BACKWARD, FORWARD
-from fastcross.kernels.cpu.native.blocks import (
-    block_for,
-    block_of,
-    clear,
-    copy_rows,
-    dots_of_pairs,
-    dots_with_one,
-    flush,
-    is_full,
-    join,
-)  # fmt: skip
+from fastcross.kernels.cpu.native.blocks import clear, dots_of_pairs, dots_with_one, flush, is_full, join
 from fastcross.kernels.cpu.native.fours import (
     add_four,
     add_scaled,
     four_times,
     load_four,
+    only_first,
     plain_sum,
     scale_four,
     splat_four,
     store_four,
     weighted_sum,
 )  # fmt: skip
-from fastcross.kernels.cpu.native.simd import at, inline, is_double, lanes, load, load_upto, store, zeros
+from fastcross.kernels.cpu.native.simd import at, inline, is_double, lanes, least, load, load_upto, store, zeros
 from fastcross.kernels.cpu.native.unpack import first, take
 
 take_forward, take_backward, first_backward = take(FORWARD), take(BACKWARD), first(BACKWARD)
@@ -39,21 +30,20 @@ take_forward, take_backward, first_backward = take(FORWARD), take(BACKWARD), fir
 def cross_layer_fwd(block):
     task = take_forward(block)
     while task.chunk < task.chunks:
-        x0, x, w, b, y, s, d, padded = task.x0, task.x, task.w, task.b, task.y, task.s, task.d, task.padded
-        n = lanes(x0)
-        full = d - d % n
-        for r in range(task.start, task.stop, 4):
-            x_block = block_of(x, r, task.stop, task.stride_x, task.spare_x, padded, d)
-            x0_block = block_of(x0, r, task.stop, task.stride_x0, task.spare_x0, padded, d)
-            y_block = block_for(y, r, task.stop, task.stride_y, task.spare_y, padded)
+        x0, x, w, b, y, s, d, n = task.x0, task.x, task.w, task.b, task.y, task.s, task.d, lanes(task.x0)
+        r, stop, full = task.start, task.stop, d - d % n
+        while r < stop:
+            across, here = (1, 4) if r + 4 <= stop else (0, 1)
+            x_block = (at(x, r * task.stride_x), across * task.stride_x)
+            x0_block = (at(x0, r * task.stride_x0), across * task.stride_x0)
+            y_block = (at(y, r * task.stride_y), across * task.stride_y)
             # The rows of x0 come while x is multiplied, the next rows of x by themselves.
-            dots_with_one(x_block, w, n, d, s, (at(x0, r * task.stride_x0), at(y, r * task.stride_y), 4 * n))
+            dots_with_one(x_block, w, n, d, s, (x0_block[0], y_block[0], here * n))
             for j in range(0, full, n):
                 _forward_columns(x0_block, x_block, b, y_block, s, j, n, task.has_b)
             if full < d:
                 _forward_columns(x0_block, x_block, b, y_block, s, full, d - full, task.has_b)
-            if r + 4 > task.stop:
-                copy_rows(at(y, r * task.stride_y), task.stride_y, task.spare_y, padded, task.stop - r, d)
+            r += here
         task = take_forward(block)
 
 
@@ -69,38 +59,42 @@ def cross_layer_bwd(block):
     while task.chunk < task.chunks:
         start, stop, d, padded, sums = task.start, task.stop, task.d, task.padded, task.sums
         n = lanes(sums)
-        full = d - d % n
+        r, full = start, d - d % n
         clear(sums, 2 * padded)
         clear(task.totals, 2 * padded)
         if is_double(sums):
             clear(task.errors, 2 * padded)
         needs = (task.need_dx0, task.need_dx, task.need_dw, task.need_db)
-        for r in range(start, stop, 4):
-            g = block_of(task.dy, r, stop, task.stride_dy, task.spare_g, padded, d)
-            x = block_of(task.x, r, stop, task.stride_x, task.spare_x, padded, d)
-            dx0 = block_for(task.dx0, r, stop, task.stride_dx0, task.spare_dx0, padded)
-            dx = block_for(task.dx, r, stop, task.stride_dx, task.spare_dx, padded)
+        while r < stop:
+            across, here = (1, 4) if r + 4 <= stop else (0, 1)
+            g = (at(task.dy, r * task.stride_dy), across * task.stride_dy)
+            x = (at(task.x, r * task.stride_x), across * task.stride_x)
+            dx0 = (at(task.dx0, r * task.stride_dx0), across * task.stride_dx0)
+            dx = (at(task.dx, r * task.stride_dx), across * task.stride_dx)
             if task.need_dx or task.need_dw:
-                dots_of_pairs(g, block_of(task.x0, r, stop, task.stride_x0, task.spare_x0, padded, d), d, task.ds)
+                x0 = (at(task.x0, r * task.stride_x0), across * task.stride_x0)
+                dots_of_pairs(g, x0, d, task.ds)
             if task.need_dx0:
-                ahead = (at(task.x, (r + 4) * task.stride_x), at(task.dx0, r * task.stride_dx0), 4 * n)
+                ahead = (at(task.x, (r + 4) * task.stride_x), dx0[0], here * n)
                 dots_with_one(x, task.w, n, d, task.s, ahead)
-            for j in range(0, full, n):
-                _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, j, n, needs)
-            if full < d:
-                _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, full, d - full, needs)
-            if r + 4 > stop:
-                if task.need_dx0:
-                    copy_rows(at(task.dx0, r * task.stride_dx0), task.stride_dx0, task.spare_dx0, padded, stop - r, d)
-                if task.need_dx:
-                    copy_rows(at(task.dx, r * task.stride_dx), task.stride_dx, task.spare_dx, padded, stop - r, d)
-            if is_full(r, start, stop, sums):
+            if here == 4:
+                for j in range(0, full, n):
+                    _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, j, n, needs, False)
+                if full < d:
+                    _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, full, d - full, needs, False)
+            else:
+                for j in range(0, d, n):
+                    count = least(n, d - j)
+                    _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, j, count, needs, True)
+            if is_full(r, r + here, start, stop, sums):
                 flush(task.totals, task.errors, sums, 2 * padded)
+            r += here
         task = take_backward(block)
 
 
 @inline
-def _backward_columns(g_block, x_block, w, dx0, dx, s, ds, sums, j, count, needs):
+def _backward_columns(g_block, x_block, w, dx0, dx, s, ds, sums, j, count, needs, alone):
+    """One register's width of four rows of dx0 and dx, or of one, and what they add to dw and db."""
     need_dx0, need_dx, need_dw, need_db = needs
     n, g, ds = lanes(w), load_four(g_block, j, count), splat_four(ds)
     if need_dx0:
@@ -108,9 +102,10 @@ def _backward_columns(g_block, x_block, w, dx0, dx, s, ds, sums, j, count, needs
     if need_dx:
         store_four(dx, j, add_scaled(ds, four_times(load_upto(w, j, count)), g), count)
     if need_dw:
-        store(sums, 2 * j, weighted_sum(ds, load_four(x_block, j, count), load(sums, 2 * j)))
+        x = only_first(load_four(x_block, j, count), alone)
+        store(sums, 2 * j, weighted_sum(only_first(ds, alone), x, load(sums, 2 * j)))
     if need_db:
-        store(sums, 2 * j + n, plain_sum(g, load(sums, 2 * j + n)))
+        store(sums, 2 * j + n, plain_sum(only_first(g, alone), load(sums, 2 * j + n)))
 
 
 def cross_layer_finish(block):

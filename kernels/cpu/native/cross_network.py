@@ -14,7 +14,7 @@ lines of the first cache and push each other out.
 """
 
 from fastcross.kernels.cpu.cross_network import FORWARD, PREPARE
-from fastcross.kernels.cpu.native.blocks import block_for, block_of, copy_rows, dots_with_one, dots_with_two, fetch
+from fastcross.kernels.cpu.native.blocks import dots_with_one, dots_with_two, fetch
 from fastcross.kernels.cpu.native.fours import add_scaled, four_times, load_four, splat_four, store_four
 from fastcross.kernels.cpu.native.simd import (
     add,
@@ -64,16 +64,15 @@ def cross_network_fwd(block):
     """Network (C = 0): y = α_L x0 + β_L. Logits: z_c = α_L q_c + β_L·v_c."""
     task = take_forward(block)
     while task.chunk < task.chunks:
-        x0, y, p, c, beta, alpha, dots, spare_x, spare_y = (
-            task.x0, task.y, task.p, task.c, task.beta, task.alpha, task.dots, task.spare_x, task.spare_y
-        )  # fmt: skip
-        M, d, L, C, K, padded, n = task.M, task.d, task.L, task.C, task.K, task.padded, lanes(task.x0)
-        start, stop = task.start, task.stop
+        x0, y, p, c, beta, alpha, dots = task.x0, task.y, task.p, task.c, task.beta, task.alpha, task.dots
+        M, d, L, C, K, n = task.M, task.d, task.L, task.C, task.K, lanes(task.x0)
+        r, stop = task.start, task.stop
         vectors, step, vector_step = (task.packed, K * n, n) if task.packs else (task.w, n, d)
         full = d - d % n
         share = 4 * n // (-(-K // 2) + 1)  # of the next block, for each register's width of each of the passes below
-        for r in range(start, stop, 4):
-            x = block_of(x0, r, stop, task.stride_x0, spare_x, padded, d)
+        while r < stop:
+            across, here = (1, 4) if r + 4 <= stop else (0, 1)
+            x = (at(x0, r * task.stride_x0), across * task.stride_x0)
             x_ahead = at(x0, (r + 4) * task.stride_x0)
             y_ahead = x_ahead if C else at(y, (r + 4) * task.stride_y)
             for k in range(0, K, 2):
@@ -91,22 +90,20 @@ def cross_network_fwd(block):
                     alpha[i] = fma(alpha[i], 1 + dots[4 * k + i], c[k])
             for i in range(4):
                 task.alpha_L[i] = alpha[i]
-            here = least(4, stop - r)
             if task.keep_p:
                 for k in range(K):
                     for i in range(here):
                         p[k * M + r + i] = dots[4 * k + i]
             if C == 0:
-                y_block, t = block_for(y, r, stop, task.stride_y, spare_y, padded), splat_four(task.alpha_L)
+                y_block, t = (at(y, r * task.stride_y), across * task.stride_y), splat_four(task.alpha_L)
                 for j in range(0, full, n):
                     fetch((x_ahead, y_ahead, share), j)
                     store_four(y_block, j, add_scaled(t, load_four(x, j, n), four_times(load(beta, j))), n)
                 if full < d:
                     values = add_scaled(t, load_four(x, full, d - full), four_times(load(beta, full)))
                     store_four(y_block, full, values, d - full)
-                if here < 4:
-                    copy_rows(at(y, r * task.stride_y), task.stride_y, spare_y, padded, here, d)
             for k in range(C):
                 for i in range(here):
                     task.z[(r + i) * C + k] = fma(alpha[i], dots[4 * (L + k) + i], c[L + k])
+            r += here
         task = take_forward(block)

@@ -3,6 +3,7 @@
 A block is a pointer to its first row and the stride to the next.
 """
 
+from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -78,6 +79,19 @@ def splat_four(typing, values):
 def four_times(typing, x):
     fours = types.UniTuple(x, 4)
     return fours(x), lambda context, builder, signature, args: context.make_tuple(builder, fours, [args[0]] * 4)
+
+
+@intrinsic
+def only_first(typing, x, alone):
+    """x_0 and three times zero, if the first row is alone in its block; else all four."""
+
+    def generate(context, builder, signature, args):
+        zero = ir.Constant(native(x.dtype), None)
+        rows = [builder.extract_value(args[0], i) for i in range(4)]
+        rows[1:] = [builder.select(args[1], zero, row) for row in rows[1:]]
+        return context.make_tuple(builder, x, rows)
+
+    return x(x, types.boolean), generate
 
 
 @intrinsic
