@@ -4,7 +4,9 @@ A tensor of int64 has one place for each feature, and two for each bag's offsets
 
     position << 32 | what was found there        position: the row; of a bag's id that of the value
 
-(what was found cut to 32 bits), and beside an offset the number of the bag's values. x0 is NaN where an id was wrong.
+(what was found cut to 32 bits), and beside an offset the number of the bag's values: of batches with wrong offsets only
+those that have as many values as the first one are recorded. So what is told of a feature is true of one batch, though
+not of the first one that was wrong. x0 is NaN where an id or an offset was.
 """
 
 from collections.abc import Sequence
@@ -27,7 +29,9 @@ def new_faults(single: int, bags: int, device: torch.device | None = None) -> Te
 
 
 def raise_faults(faults: Tensor, single: int, heights: Sequence[int]) -> None:
-    """Raises for the first fault that was recorded, and forgets them all; waits for the device."""
+    """Raises for the first feature's fault that was recorded, and forgets them all; waits for the device."""
+    if faults.is_meta or not heights:
+        return
     recorded = faults.tolist()
     if all(value == NONE for value in recorded):
         return

@@ -1,12 +1,13 @@
 """The embedding and stacking layer (section 2.1): every feature written straight into one x0."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from fastcross.batch import Bag
-from fastcross.kernels.faults import NONE, new_faults, raise_faults
+from fastcross.kernels.faults import new_faults, raise_faults
 from fastcross.ops import checks
 from fastcross.ops.embedding import Bags, embedding_stack
 
@@ -42,7 +43,9 @@ class EmbeddingStack(nn.Module):
         backend: "auto" takes the CPU's or the GPU's kernels where they run, else PyTorch's operators, as "torch" does.
     """
 
-    faults: Tensor  # see fastcross/kernels/faults.py
+    # See kernels/faults.py. It tells what this very layer met, so it is no buffer: those are averaged, broadcast, cast,
+    # copied and left empty with the model's weights.
+    faults: Tensor
 
     def __init__(
         self,
@@ -72,20 +75,39 @@ class EmbeddingStack(nn.Module):
             raise ValueError("there must be a feature; got no cardinalities, no bag_cardinalities and num_dense = 0")
         sizes = zip(self.cardinalities, self.dims, strict=True)
         self.tables = nn.ParameterList(nn.Parameter(torch.empty(size)) for size in sizes)
-        self.register_buffer("faults", new_faults(self.num_single, len(bag_cardinalities)), persistent=False)
+        self.faults = self._new_faults()
+        self.register_load_state_dict_post_hook(_move_faults)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
         for table in self.tables:
             nn.init.normal_(table, std=table.shape[1] ** -0.5)
-        self.faults.fill_(NONE)
 
     def raise_faults(self) -> None:
-        """Raises for the first wrong id or offset that a GPU met since the last call: ValueError, as on the CPU.
+        """Raises if a GPU met a wrong id or offset since the last call: ValueError, as on the CPU.
 
-        Waits for the device. Ids beyond 32 bits are named by their bound.
+        Named is that of the least row, whichever batch it was in, of the first feature that had one; the others are
+        forgotten. Waits for the device. Ids beyond 32 bits are named by their bound.
         """
         raise_faults(self.faults, self.num_single, self.cardinalities)
+
+    def _new_faults(self) -> Tensor:
+        """Nothing recorded, where the tables are."""
+        place = self.tables[0].device if len(self.tables) else None
+        with torch.inference_mode(False):  # what is made within that mode could only be written to within it
+            return new_faults(self.num_single, len(self.cardinalities) - self.num_single, place)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        _move_faults(self)
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy or a pickle, which has met nothing yet; one from before there was a record gets one, too."""
+        super().__setstate__(state)
+        self._buffers.pop("faults", None)  # of when it was a buffer
+        self._non_persistent_buffers_set.discard("faults")
+        self.faults = self._new_faults()
 
     def load_pretrained(self, feature: int, weight: Tensor) -> None:
         """Copies (cardinality, n_e) into a feature's table; ``tables[feature].requires_grad_(False)`` fixes them."""
@@ -130,6 +152,13 @@ class EmbeddingStack(nn.Module):
 
     def extra_repr(self) -> str:
         return f"cardinalities={self.cardinalities}, dims={self.dims}, num_dense={self.num_dense}"
+
+
+def _move_faults(stack: EmbeddingStack, *_: Any) -> None:
+    """To where the tables are now. What is there already stays, for a CUDA graph may write to it."""
+    before, after = stack.faults, stack._new_faults()
+    if before.device != after.device:
+        stack.faults = after if before.is_meta or after.is_meta else after.copy_(before)
 
 
 def _dims(cardinalities: tuple[int, ...], embedding_dim: int | Sequence[int] | None) -> tuple[int, ...]:

@@ -53,8 +53,11 @@ class DivergenceCheck:
             try:
                 raise_faults(self.model)
             except ValueError as error:
-                where = next((where for where, value, _ in numbers if not math.isfinite(value)), numbers[-1][0])
-                raise TrainingError(f"training stopped at {where}: {error}") from error
+                # Of the steps from the first such one on, any may be the one whose row is told.
+                first = next((i for i, (_, value, _) in enumerate(numbers) if not math.isfinite(value)), -1)
+                later = len(numbers[first:]) - 1
+                or_later = f", in this step or up to {later} later" if later else ""
+                raise TrainingError(f"training stopped at {numbers[first][0]}: {error}{or_later}") from error
         for where, value, length in numbers:
             if not (math.isfinite(length) and abs(value) <= self.max_loss):
                 raise TrainingError(f"training stopped at {where}: {self._explain(value, length, batch, logits)}")

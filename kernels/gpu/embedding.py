@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastcross.kernels import faults as faults_of
 from fastcross.kernels import fixed_rows
 from fastcross.kernels.embedding import bad_offsets, empty_x0
 from fastcross.kernels.gpu.launch import WORD
@@ -30,6 +31,7 @@ from fastcross.kernels.rows import accumulation_dtype, as_rows
 FIELDS = tl.constexpr(
     6
 )  # of a table: address, width, height, column of x0, first key, number among those that have keys
+NONE = tl.constexpr(faults_of.NONE)
 THREADS = 128
 
 
@@ -140,8 +142,10 @@ def _stack_fwd_kernel(
                 end = tl.load(offsets_ptr + offs_m + 1, mask=offs_m + 1 < M, other=0)
                 end = tl.where(offs_m + 1 < M, end, n)
                 bad = mask_m & ((start < before) | (start > n) | ((offs_m == 0) & (start != 0)))
-                record(faults_ptr + K + BAGS + 2 * j, bad, offs_m, start)
-                tl.store(faults_ptr + K + BAGS + 2 * j + 1 + offs_m * 0, n + start * 0, mask=bad)
+                if tl.max(bad.to(tl.int32), 0) > 0:
+                    # Beside another batch's number of values these offsets would be told wrongly: they are left out.
+                    told = tl.atomic_cas(faults_ptr + K + BAGS + 2 * j + 1, NONE, n, sem="relaxed")
+                    record(faults_ptr + K + BAGS + 2 * j, bad & ((told == NONE) | (told == n)), offs_m, start)
                 usable = mask_m & ~bad & (start >= 0) & (end >= start) & (end <= n)
                 count = tl.where(usable, end - start, 0)
                 _pool(

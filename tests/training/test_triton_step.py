@@ -61,6 +61,24 @@ def test_an_id_that_is_not_there_is_named_with_its_step(poisoned):
     assert trainer.step == 5
 
 
+def test_a_fault_is_not_told_of_a_batch_that_may_be_another(tiny, monkeypatch):
+    """Two batches have a wrong id before anybody reads: the least row is told, and that it may be of a later batch."""
+    batches = tiny.batches
+
+    def with_wrong_ids(*arguments, **options):
+        for i, batch in enumerate(batches(*arguments, **options)):
+            if i in (2, 4):
+                batch.categorical[7 - i, 1] = 900 + i
+            yield batch
+
+    monkeypatch.setattr(tiny, "batches", with_wrong_ids)
+    for interval, found in ((6, r"got id 904 in row 3, in this step or up to 3 later$"), (3, "902 in row 5$")):
+        trainer = Trainer(triton_dcn(tiny), tiny, TrainingConfig(batch_size=8, max_steps=8))
+        trainer.divergence.interval = interval
+        with pytest.raises(TrainingError, match=rf"step 3 \(epoch 1, .*\): feature 1 .*{found}"):
+            trainer.fit()
+
+
 def test_so_it_is_where_a_model_predicts(poisoned):
     with pytest.raises(ValueError, match=r"feature 1 has .*; got id 999 in row 5"):
         predict_logits(triton_dcn(poisoned), poisoned.batches("train", 8))
