@@ -24,7 +24,8 @@ _MARK = "_fastcross_heads"
 def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     """Scales all gradients so that their global norm is at most ``max_norm``; returns the norm before.
 
-    A table's gradient counts once per row, after the sum over the examples that share the row.
+    A table's gradient counts once per row, after the sum over the examples that share the row. Where the norm is not
+    finite, finite gradients become 0 and all others NaN.
     """
     return clip(gradients(model.parameters()), max_norm)
 
@@ -47,11 +48,14 @@ def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 
 
 def scale_gradients(values: list[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Multiplies gradients of this norm by min(1, max_norm / norm)."""
+    """Multiplies gradients of this norm by min(1, max_norm / norm), and by 0 where the norm is infinite or NaN.
+
+    Then finite gradients become 0, so that none passes unclipped, and all others NaN, so that a caller can still find
+    the first of them.
+    """
     if values and max_norm < float("inf"):
         # Without a look at the norm, which would wait for the device; min(1, …) leaves small gradients as they are.
-        # Gradients that are not finite stay as they are, so that a caller can still find the first of them.
-        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).nan_to_num(nan=1.0)
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).nan_to_num(nan=0.0)
         torch._foreach_mul_(values, factor)
 
 

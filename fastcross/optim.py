@@ -70,6 +70,10 @@ class Optimizer(torch.optim.Optimizer):
         self.param_groups = [group for part in parts for group in part.param_groups]
         self._is_made = True
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: the groups stay the very groups of the parts, since these come with them."""
+        return super().__getstate__() | {"parts": self.parts, "_is_made": True}
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refused once it is made: no part would update these parameters."""
         if self._is_made:

@@ -29,6 +29,7 @@ class RowOptimizer(torch.optim.Optimizer):
     """
 
     kept: tuple[str, ...] = ()  # names of what is kept of each table
+    options: tuple[str, ...] = ("backend", "capturable")  # names of what an optimiser is, beside its groups
     backend, capturable = "auto", False
 
     def __init__(
@@ -37,6 +38,10 @@ class RowOptimizer(torch.optim.Optimizer):
         backends.check(backend)
         self.backend, self.capturable = backend, capturable
         super().__init__(tables, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles; PyTorch's own would leave the options out."""
+        return super().__getstate__() | {name: getattr(self, name) for name in self.options}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -176,6 +181,7 @@ class RowAdagrad(RowOptimizer):
     """
 
     kept = ("sum",)
+    options = (*RowOptimizer.options, "row_wise")
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from no_waits import NoWaits
 
 from fastcross import optim
 from fastcross.gradients import gradients
@@ -110,3 +111,29 @@ def test_parameters_that_no_part_would_update_are_refused():
     with pytest.raises(ValueError, match="make a new optimiser"):
         optimizer.add_param_group({"params": [torch.nn.Parameter(torch.zeros(3))], "lr": 0.1})
     assert optimizer.param_groups == groups
+
+
+@pytest.mark.parametrize("bad", [float("inf"), -float("inf"), float("nan")])
+def test_a_norm_that_is_not_finite_lets_nothing_pass_unclipped(bad):
+    """Finite gradients become 0, and the one that is to blame can still be found."""
+    model = torch.nn.Sequential(make_stack(), torch.nn.Linear(14, 1))
+    model[1](model[0](torch.ones(2, 2), torch.tensor([[1, 7, 2], [1, 7, 3]]))).sum().backward()
+    blamed = gradients(model.parameters())[1]
+    blamed[0, 1] = bad
+    before = [g.clone() for g in gradients(model.parameters())]
+    with NoWaits():
+        optim.clip_grad_norm(model, float("inf"))  # clips nothing
+    for after, wanted in zip(gradients(model.parameters()), before, strict=True):
+        assert torch.equal(after.nan_to_num(77), wanted.nan_to_num(77))
+    with NoWaits():
+        norm = optim.clip_grad_norm(model, 0.5)
+    assert not norm.isfinite()
+    assert blamed[0].isnan().tolist() == [False, True] + [False] * 6
+    assert not any(g.nan_to_num(0).any() for g in gradients(model.parameters()))
+
+
+def test_gradients_whose_norm_overflows_become_0():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.full((2,), 1e30)
+    assert optim.clip_grad_norm(torch.nn.ParameterList([parameter]), 1.0).isinf()
+    assert parameter.grad.tolist() == [0, 0]

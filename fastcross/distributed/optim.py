@@ -25,6 +25,9 @@ class ShardedOptimizer(Optimizer):
         super().__init__(parts)
         self.processes = processes
 
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("the optimiser of a sharded model is not to be copied or pickled; its state_dict() is")
+
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> Tensor:
         """Over the layers, whose gradients are the same on every rank, and the rows of all ranks.
