@@ -49,7 +49,7 @@ def _pool(table: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None
         rows = F.embedding(values, table) * pooling_coefficients(
             values, offsets, weights, pooling, table.dtype
         ).unsqueeze(1)
-        return rows.new_zeros((offsets.shape[0], table.shape[1])).index_add(0, row_of_value(values, offsets), rows)
+        return sum_by_row(rows, row_of_value(values, offsets), offsets.shape[0])
     if weights is None:
         return F.embedding_bag(values, table, offsets, mode=pooling)
     weights = weights.to(table.dtype)
@@ -79,8 +79,7 @@ def embedding_stack_fwd(
     for k, bag in enumerate(zip(values, offsets, weights, strict=True), start=K):
         dtype = accumulation_dtype(tables[k])
         rows = tables[k][bag[0]].to(dtype) * pooling_coefficients(*bag, pooling, dtype).unsqueeze(1)
-        pooled = rows.new_zeros(columns[k].shape)
-        columns[k].copy_(pooled.index_add_(0, row_of_value(bag[0], bag[1]), rows))
+        columns[k].copy_(sum_by_row(rows, row_of_value(bag[0], bag[1]), x0.shape[0]))
     x0[:, x0.shape[1] - dense.shape[1] :] = dense
     return x0
 
@@ -139,9 +138,8 @@ def weights_bwd(g: Tensor, table: Tensor, values: Tensor, offsets: Tensor, weigh
     dtype, row = accumulation_dtype(g, weights), row_of_value(values, offsets)
     dots = (g[row].to(dtype) * table[values].to(dtype)).sum(1)
     if pooling == "mean":
-        nothing = dots.new_zeros(offsets.shape)
-        inverse = _inverse(nothing.index_add(0, row, weights.to(dtype)))
-        dots = (dots - (nothing.index_add(0, row, weights * dots) * inverse)[row]) * inverse[row]
+        inverse = _inverse(sum_by_row(weights.to(dtype), row, offsets.shape[0]))
+        dots = (dots - (sum_by_row(weights * dots, row, offsets.shape[0]) * inverse)[row]) * inverse[row]
     return dots.to(weights.dtype)
 
 
@@ -185,6 +183,15 @@ def row_of_value(values: Tensor, offsets: Tensor) -> Tensor:
     return torch.searchsorted(offsets, positions, right=True) - 1
 
 
+def sum_by_row(parts: Tensor, row: Tensor, rows: int) -> Tensor:
+    """(rows, …): the parts of the values of each row, ``row`` being that of each value, summed in their order."""
+    nothing = parts.new_zeros((rows, *parts.shape[1:]))
+    if is_compact(parts):
+        return nothing.index_add(0, row, parts)
+    # Not index_add, whose order on a GPU differs from run to run; of this one it is that of a stable sort.
+    return nothing.index_put((row,), parts, accumulate=True)
+
+
 def pooling_coefficients(
     values: Tensor, offsets: Tensor, weights: Tensor | None, pooling: str, dtype: torch.dtype
 ) -> Tensor:
@@ -193,7 +200,7 @@ def pooling_coefficients(
     if pooling == "sum":
         return weights
     row = row_of_value(values, offsets)
-    return weights * _inverse(weights.new_zeros(offsets.shape).index_add(0, row, weights))[row]
+    return weights * _inverse(sum_by_row(weights, row, offsets.shape[0]))[row]
 
 
 def _inverse(total: Tensor) -> Tensor:
