@@ -8,13 +8,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fastcross.kernels.cpu.fields import fresh, real, rows, rows_like, whole, wide
+from fastcross.kernels.cpu.fields import REGISTER_BYTES, fresh, real, rows, rows_like, whole, wide
 from fastcross.kernels.cpu.launcher import Launch
 from fastcross.kernels.cpu.layout import Layout
 from fastcross.kernels.cpu.results import cast_as, kept, rows_as
 
 # Rows from which on packing the vectors costs less than it saves.
 PACK_ROWS = 16
+# Bytes of x0 from which on it is memory that is waited for: rows are asked for ahead. Less is found in a cache.
+FETCH_BYTES = 4 << 20
 
 # What comes before the rows, of a forward and of a backward pass.
 PREPARE = Layout(
@@ -25,6 +27,7 @@ PREPARE = Layout(
     derived={
         "K": lambda n: n.L + n.C,  # vectors: the layers', then the head's
         "padded": lambda n: -(-n.d // n.lanes) * n.lanes,  # d, rounded up to whole registers
+        "fetches": lambda n: n.M * n.d * REGISTER_BYTES // n.lanes >= FETCH_BYTES,
         "packs": lambda n: n.M >= PACK_ROWS or n.C > 0,  # with a head, to have all vectors in one place
     },
     shared={

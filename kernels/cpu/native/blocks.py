@@ -66,12 +66,12 @@ def dots_with_two(block, vectors, step, vector_step, d, out, ahead):
 @inline
 def dots_with_all(block, vectors, step, vector_step, d, K, out):
     """The dots with K vectors, ``vector_step`` elements apart, as a forward pass has them; ``out`` is (K, 4)."""
-    here = (block[0], block[0], 0)  # nothing to ask memory for
+    nothing = (block[0], block[0], 0)
     for k in range(0, K, 2):
         if k + 1 < K:
-            dots_with_two(block, at(vectors, k * vector_step), step, vector_step, d, at(out, 4 * k), here)
+            dots_with_two(block, at(vectors, k * vector_step), step, vector_step, d, at(out, 4 * k), nothing)
         else:
-            dots_with_one(block, at(vectors, k * vector_step), step, d, at(out, 4 * k), here)
+            dots_with_one(block, at(vectors, k * vector_step), step, d, at(out, 4 * k), nothing)
 
 
 @inline
@@ -92,11 +92,12 @@ def fetch(ahead, j):
     """Asks memory for a piece of the next block, to read and to write, while this one is worked on.
 
     A core can wait for few cache lines at a time, so each of a block's passes over its columns asks for its share:
-    ``ahead`` is where this pass's begins, and how many elements go with a register's width of columns.
+    ``ahead`` is where this pass's begins, and how many elements go with a register's width of columns; 0 for nothing.
     """
     x, y, share = ahead
-    prefetch(x, j // lanes(x) * share)
-    prefetch_write(y, j // lanes(x) * share)
+    if share > 0:
+        prefetch(x, j // lanes(x) * share)
+        prefetch_write(y, j // lanes(x) * share)
 
 
 @inline

@@ -69,7 +69,8 @@ def cross_network_fwd(block):
         r, stop = task.start, task.stop
         vectors, step, vector_step = (task.packed, K * n, n) if task.packs else (task.w, n, d)
         full = d - d % n
-        share = 4 * n // (-(-K // 2) + 1)  # of the next block, for each register's width of each of the passes below
+        # Of the next block, for each register's width of each of the passes below.
+        share = 4 * n // (-(-K // 2) + 1) if task.fetches else 0
         while r < stop:
             across, here = (1, 4) if r + 4 <= stop else (0, 1)
             x = (at(x0, r * task.stride_x0), across * task.stride_x0)

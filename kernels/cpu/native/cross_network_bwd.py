@@ -104,21 +104,25 @@ def cross_network_bwd(block):
                     if i < here:
                         add_exactly(ends, task.end_errors, k, a[i])
                     a[i] *= 1 + dots[4 * k + i]
-            if here == 4:
-                x_ahead, dx_ahead = at(x0, (r + 4) * task.stride_x0), at(dx0, (r + 4) * task.stride_dx0)
-                g_ahead = x_ahead if C else at(dout, (r + 4) * task.stride_dout)
-                for j in range(0, full, n):
-                    for line in range(4 * j, 4 * (j + n), 2 * n):
-                        prefetch(x_ahead, line)
-                        prefetch(g_ahead, line)
-                        prefetch_write(dx_ahead, line)
-                    _columns(x, g, dx, vectors, coefficient, sums, j, n, K, step, vector_step, needs, False)
-                if full < d:
-                    _columns(x, g, dx, vectors, coefficient, sums, full, d - full, K, step, vector_step, needs, False)
-            else:
+            rows = (x, g, dx, vectors, coefficient, sums, step, vector_step)
+            if here == 1:
                 for j in range(0, d, n):
-                    count = least(n, d - j)
-                    _columns(x, g, dx, vectors, coefficient, sums, j, count, K, step, vector_step, needs, True)
+                    _columns(rows, j, least(n, d - j), K, needs, True)
+            else:
+                g_ahead = at(dout, (r + 4) * task.stride_dout) if C == 0 else at(x0, (r + 4) * task.stride_x0)
+                ahead = (at(x0, (r + 4) * task.stride_x0), g_ahead, at(dx0, (r + 4) * task.stride_dx0))
+                # What is known to the compiler is written out: all gradients, and three vectors (the usual depth, as
+                # a network and with a head) take a sixth less time than any number of them.
+                if not (needs[0] and needs[1]):
+                    _all_columns(rows, ahead, full, K, needs, False)
+                elif K == 3:
+                    _all_columns(rows, ahead, full, 3, (True, True, needs[2]), task.fetches)
+                elif K == 4:
+                    _all_columns(rows, ahead, full, 4, (True, True, needs[2]), task.fetches)
+                else:
+                    _all_columns(rows, ahead, full, K, (True, True, needs[2]), task.fetches)
+                if full < d:
+                    _columns(rows, full, d - full, K, needs, False)
             if not few and is_full(r, r + here, start, stop, sums):
                 flush(task.totals, task.errors, sums, size)
             r += here
@@ -126,8 +130,22 @@ def cross_network_bwd(block):
 
 
 @inline
-def _columns(x, g, dx, vectors, coefficient, sums, j, count, K, step, vector_step, needs, alone):
+def _all_columns(rows, ahead, full, K, needs, fetches):
+    """Of four rows; as they are read and written, the next four are asked for."""
+    n = lanes(ahead[0])
+    for j in range(0, full, n):
+        if fetches:
+            for line in range(4 * j, 4 * (j + n), 2 * n):
+                prefetch(ahead[0], line)
+                prefetch(ahead[1], line)
+                prefetch_write(ahead[2], line)
+        _columns(rows, j, n, K, needs, False)
+
+
+@inline
+def _columns(rows, j, count, K, needs, alone):
     """One register's width of four rows of dx0, or of one, and what they add to every sum."""
+    x, g, dx, vectors, coefficient, sums, step, vector_step = rows
     n = lanes(vectors)
     need_dx0, need_dvectors, need_sum_of_g = needs
     x_j, g_j = load_four(x, j, count), load_four(g, j, count)
