@@ -79,7 +79,7 @@ def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tenso
     w, b = w.contiguous(), None if b is None else b.contiguous()
     s = None if plan.whole_rows else _project(x, w)
     if M:
-        _cross_layer_fwd_kernel[(triton.cdiv(M, plan.BLOCK_M), segments)](
+        _cross_layer_fwd_kernel[(-(-M // plan.BLOCK_M), segments)](
             x0, x, w, b, s, y,
             M, N, 0 if s is None else s.shape[0],
             x0.stride(0), x.stride(0), y.stride(0),

@@ -34,10 +34,10 @@ def cross_logits_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p:
     segments = plan.segments(N)
     in_place = segments == 1  # the dots of whole rows need no putting together
     buffer, kept = pack(w, b, v, x0, M if keep_p or in_place else 0)
-    parts = kept.p.view(1, rows, M) if in_place else buffer.new_empty((segments, rows, M))
+    parts = kept.p if in_place else buffer.new_empty(segments * rows * M)
     project(x0, kept.packed, plan, align, parts)
     z = x0.new_empty((M, v.shape[0]))
-    recurrence_fwd(parts, kept, w.shape[0], b is not None, z)
+    recurrence_fwd(parts, kept, M, w.shape[0], b is not None, z)
     return z, buffer if keep_p else buffer.new_empty(0)
 
 

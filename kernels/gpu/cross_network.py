@@ -79,10 +79,10 @@ def cross_network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool) -> 
     alpha, segments = None, plan.segments(N)
     if M:
         if not plan.whole_rows:
-            parts = buffer.new_empty((segments, L, M))
+            parts = buffer.new_empty(segments * L * M)
             project(x0, kept.packed, plan, align, parts)
-            alpha = recurrence_fwd(parts, kept, L, b is not None)
-        _cross_network_fwd_kernel[(triton.cdiv(M, plan.BLOCK_M), segments)](
+            alpha = recurrence_fwd(parts, kept, M, L, b is not None)
+        _cross_network_fwd_kernel[(-(-M // plan.BLOCK_M), segments)](
             x0, kept.packed, kept.c, kept.beta, alpha, y, kept.p,
             M, N, L, kept.packed.shape[1],
             x0.stride(0), y.stride(0),

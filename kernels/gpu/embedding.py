@@ -242,7 +242,7 @@ def embedding_stack_keyed_fwd(
     dense, block = as_rows(dense), block_of(widths, align)
     words = 2 if values and x0.element_size() < 8 else 4  # of each thread: what compiles without a spill
     block_m = max(1, words * THREADS * align // block)
-    _stack_fwd_kernel[(triton.cdiv(M, block_m), programs)](
+    _stack_fwd_kernel[(-(-M // block_m), programs)](
         described, ids, dense, x0, keys, rows, coefficients, faults, by_bag,
         M, K, dense.shape[1], sum(widths), sum(counts[:K]), tuple(sizes),
         ids.stride(0), ids.stride(1), dense.stride(0), x0.stride(0),

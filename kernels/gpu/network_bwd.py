@@ -172,7 +172,7 @@ def network_bwd(
     plan = launch.backward(N, work, device, v is None)
     programs, whole = plan.programs(M, N, work, device), plan.whole_rows
     options = recurrence_tile(device, align, not whole and v is None)
-    dc_parts = programs if whole else triton.cdiv(M, options["BLOCK_M"])
+    dc_parts = programs if whole else -(-M // options["BLOCK_M"])
     sums, scalars, dc = carve(
         buffer,
         programs * (rows + need_dy_sum) * kept.packed.shape[1] * (need_sums or need_dy_sum),

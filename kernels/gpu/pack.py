@@ -23,16 +23,16 @@ class Kept(NamedTuple):
     c: Tensor  # (L + C)
     beta: Tensor  # (columns)
     packed: Tensor  # (L + C, columns), in W's dtype
-    p: Tensor  # (L + C, M), or empty
+    p: Tensor  # (L + C, M) in one row, or empty
 
 
 def open_kept(buffer: Tensor, rows: int, M: int, w: Tensor, v: Tensor | None) -> Kept:
     """The views of a buffer that :func:`pack` has made."""
     sizes = kept_sizes(rows, M, w.shape[1], _packed_dtype(w, v), buffer.dtype)
-    c, beta, packed, p = buffer.split(sizes)
+    c, beta, packed, p = buffer.split_with_sizes(sizes)
     if packed.dtype != (dtype := _packed_dtype(w, v)):
         packed = packed.view(dtype)
-    return Kept(c, beta, packed.view(rows, -1), p.view(rows, -1) if M else p)
+    return Kept(c, beta, packed.view(rows, -1), p)
 
 
 @triton.jit

@@ -50,7 +50,7 @@ def project(x: Tensor, packed: Tensor, plan: Plan, align: int, out: Tensor) -> N
     """out[s, l] = x·w_l over segment s; ``packed`` is W, as ``pack`` lays it out."""
     M, N = x.shape
     if M:
-        _project_kernel[(triton.cdiv(M, plan.BLOCK_M), plan.segments(N))](
+        _project_kernel[(-(-M // plan.BLOCK_M), plan.segments(N))](
             x, packed, out,
             M, N, *packed.shape,
             x.stride(0),
@@ -91,7 +91,7 @@ def row_dot(dy: Tensor, x0: Tensor, like: Tensor) -> Tensor:
     )
     a = like.new_empty((plan.segments(N), M))
     if M:
-        _row_dot_kernel[(triton.cdiv(M, plan.BLOCK_M), a.shape[0])](
+        _row_dot_kernel[(-(-M // plan.BLOCK_M), a.shape[0])](
             dy, x0, a,
             M, N,
             dy.stride(0), x0.stride(0),

@@ -52,15 +52,18 @@ def _recurrence_fwd_kernel(
         tl.store(alpha_ptr + offs_m, alpha, mask=mask_m)
 
 
-def recurrence_fwd(parts: Tensor, kept: Kept, layers: int, has_bias: bool, z: Tensor | None = None) -> Tensor:
+def recurrence_fwd(
+    parts: Tensor, kept: Kept, M: int, layers: int, has_bias: bool, z: Tensor | None = None
+) -> Tensor | None:
     """Dots by segment (S, L + C, M) -> α_L (M); with a head, ``z`` is written instead. The dots are put together in
     ``kept.p``, unless that is where they are, or empty."""
-    segments, rows, M = parts.shape
-    alpha = parts.new_empty(M if z is None else 0)
+    alpha = parts.new_empty(M) if z is None else None
     if M:
+        rows = kept.packed.shape[0]
+        segments = parts.numel() // (rows * M)
         options = launch.scalars(hardware.of(parts.device))
-        _recurrence_fwd_kernel[(triton.cdiv(M, options["BLOCK_M"]),)](
-            parts, kept.c, kept.p, alpha, alpha if z is None else z,
+        _recurrence_fwd_kernel[(-(-M // options["BLOCK_M"]),)](
+            parts, kept.c, kept.p, alpha, z,
             M, layers, rows - layers, segments,
             0 if z is None else z.stride(0),
             HAS_BIAS=has_bias, KEEP_P=kept.p.numel() > 0 and segments > 1, HAS_HEAD=z is not None, **options,
@@ -178,12 +181,13 @@ def recurrence_bwd(
 
     ``has_a``: a = dy·x0 is taken here and multiplied in; else dp and a lack that factor, and dc is left to the rows.
     """
-    rows, M = kept.p.shape
-    _recurrence_bwd_kernel[(triton.cdiv(M, options["BLOCK_M"]),)](
-        g, x0, kept.p, kept.c, scalars, dc,
-        M, x0.shape[1], layers, rows - layers,
+    rows, (M, N) = kept.packed.shape[0], x0.shape
+    has_head = rows > layers
+    _recurrence_bwd_kernel[(-(-M // options["BLOCK_M"]),)](
+        g if has_head or has_a else None, x0 if has_a else None, kept.p, kept.c, scalars, dc,
+        M, N, layers, rows - layers,
         g.stride(0), x0.stride(0),
-        HAS_BIAS=has_bias, HAS_A=has_a, HAS_HEAD=rows > layers, NEED_DC=need_dc, **options,
+        HAS_BIAS=has_bias, HAS_A=has_a, HAS_HEAD=has_head, NEED_DC=need_dc, **options,
     )  # fmt: skip
 
 

@@ -26,7 +26,7 @@ def unit_columns(parameter: Parameter) -> Parameter:
 def carve(like: Tensor, *sizes: int) -> tuple[Tensor, ...]:
     """Uninitialised vectors of at least ``sizes`` elements in one allocation, each aligned to 16 elements."""
     padded = [-(-size // 16) * 16 for size in sizes]
-    return like.new_empty(sum(padded)).split(padded)
+    return like.new_empty(sum(padded)).split_with_sizes(padded)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET", "") not in ("", "0"):
     pytest.skip("an interpreting process has no launches to look at", allow_module_level=True)
 
-from benchmarks.static import embedding
+from benchmarks.static import embedding, host
 from benchmarks.static.cases import BATCH, Case, draw, launches
 from benchmarks.static.embedding import EmbeddingCase
 from fastcross.kernels.gpu import launch
@@ -29,6 +29,12 @@ LAUNCHES = {
 def test_number_of_launches(operator, d):
     made = launches(Case("sm_90", operator, d, 6, "fp32", "aligned"))
     assert len(made) == LAUNCHES[operator], [each.kernel for each in made]
+
+
+@pytest.mark.parametrize("operator", LAUNCHES)
+def test_a_call_enters_few_functions(operator):
+    """What no machine's load can move of its time in Python; ``benchmarks.static.host`` has the microseconds."""
+    assert host.functions(operator) <= (60 if operator.endswith("fwd") else 75)
 
 
 @pytest.mark.parametrize("bags", [0, 2])
