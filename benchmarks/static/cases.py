@@ -95,7 +95,7 @@ def record(target: str, call: Callable[[], object], rows: tuple[int, ...] = ()) 
 
     with (
         mock.patch.object(JITFunction, "run", run),
-        mock.patch.object(hardware, "of", return_value=Hardware(PROCESSORS, warp_size)),
+        mock.patch.object(hardware, "of", return_value=Hardware(PROCESSORS, warp_size, target.startswith("gfx"))),
     ):
         call()
     return recorded

@@ -13,4 +13,5 @@ def of(device: torch.device) -> Hardware:
     if device.type != "cuda":
         return Hardware()
     properties = torch.cuda.get_device_properties(device)
-    return Hardware(properties.multi_processor_count, getattr(properties, "warp_size", 32))
+    warp_size = getattr(properties, "warp_size", 32)
+    return Hardware(properties.multi_processor_count, warp_size, amd=torch.version.hip is not None)

@@ -51,6 +51,7 @@ class Hardware(NamedTuple):
 
     processors: int = 16
     warp_size: int = 32
+    amd: bool = False
 
 
 class Work(NamedTuple):
@@ -85,7 +86,7 @@ class Plan:
     resident: int  # programs per processor
     instructions: float  # of a warp, per row
     bytes: float  # per row
-    addresses: int = 0  # further registers on AMD, whose instructions have no room for the distance of a layer's words
+    addresses: int = 0  # further registers on AMD: its instructions have no room for the distance of a layer's words
     whole_rows: bool = True  # else a program sees a segment of each row
     sums_in_registers: bool = True  # else in a buffer of the program's own
     groups: int = 1  # of layers, each with a pass of its own over the rows for its sums
@@ -137,7 +138,8 @@ def backward(d: int, work: Work, hardware: Hardware, whole_rows: bool = True, su
         whole = _best(d, work, hardware, BACKWARD_WARPS)
         if whole is not None:
             return whole
-        memory = _best_with_sums_in_memory(d, work, hardware) if sums_in_memory else None
+        # Of sums in memory AMD's compiler, which sees the layers unrolled, loads all layers' ahead, and spills.
+        memory = _best_with_sums_in_memory(d, work, hardware) if sums_in_memory and not hardware.amd else None
     block, groups = min(d, SEGMENT_WITH_SUMS), 1
     while (part := _best(block, _group(work, groups), hardware, BACKWARD_WARPS)) is None:
         groups += 1
@@ -157,6 +159,9 @@ def _best_with_sums_in_memory(d: int, work: Work, hardware: Hardware) -> Plan | 
     plans = []
     for tile in _tiles(d, work, hardware, BACKWARD_WARPS):
         plan = predict(d, without, hardware, *tile)
+        # A thread has a layer's sums beside its weights, and the scalars of the layers, which are unrolled here, too.
+        columns = plan.CHUNKS * max(work.align, plan.BLOCK_N // (plan.num_warps * hardware.warp_size))
+        plan = replace(plan, registers=plan.registers + work.size * (columns + plan.BLOCK_M * work.layers))
         if plan.ROWS == 1 and _fits(plan):
             # They are read from the processor's own cache where they fit into it, and always written through it.
             size = work.sums * 4 * work.size * d

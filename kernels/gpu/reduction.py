@@ -104,5 +104,5 @@ def reduce_sums(
         packed.stride(0), 0 if b is None else b.stride(0),
         HAS_BIAS=b is not None and dc is not None, HAS_DC=dc is not None,
         HAS_DY=has_dy, NEED_DW=dw is not None, NEED_DV=dv is not None, NEED_DB=db is not None,
-        BLOCK_P=16, BLOCK_N=block, num_warps=4,
+        BLOCK_P=64 // sums.element_size(), BLOCK_N=block, num_warps=4,
     )  # fmt: skip

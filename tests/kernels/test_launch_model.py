@@ -53,6 +53,20 @@ def test_paper_shape_occupies_three_chunks_and_lets_three_programs_run():
     assert model.REGISTER_FILE // (code.registers * launch.num_warps) == 3
 
 
+def test_sums_in_memory():
+    """Their traffic is no part of the rows'; AMD's compiler would spill there, and takes segments."""
+    case = Case("sm_80", "cross_network_bwd", 3744, 7, "fp32", "aligned")
+    plan, launch, code = predicted_and_compiled(case)
+    assert plan.whole_rows
+    assert not plan.sums_in_registers
+    assert code.spills == 0
+    assert plan.resident <= model.REGISTER_FILE // (code.registers * launch.num_warps)
+    plan, _, code = predicted_and_compiled(case._replace(target="gfx1100"))
+    assert plan.sums_in_registers
+    assert not plan.whole_rows
+    assert code.spills == 0
+
+
 def test_loops_are_counted_from_the_branch_back():
     sass = """
         /*0000*/                   MOV R1, c[0x0][0x28] ;   /* 0x00 */
