@@ -1,28 +1,27 @@
 """Compile the embedding kernels, and print registers, spills and the widest words that they move.
 
 ``python -m benchmarks.static.embedding``. The kernels are those of a training step's forward and backward pass, for
-tables of several widths, with and without bags. The exit status is 1 if a kernel spills, or moves narrower words than
-the tables allow.
+tables of several widths, with and without bags, on every target. The exit status is 1 if a kernel spills, or moves
+narrower words than the tables allow.
 """
 
 import argparse
 import itertools
-import multiprocessing
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from benchmarks.static.cases import BATCH, TARGETS, record
-from benchmarks.static.machine_code import Code, Launch, compile_launch
+from benchmarks.static.machine_code import Code, Launch, compile_all
 from fastcross.kernels import faults, fixed_rows
 from fastcross.kernels.gpu.embedding import embedding_stack_keyed_fwd
 from fastcross.kernels.gpu.embedding_bwd import embedding_stack_keyed_bwd
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+DEFAULT_DTYPES = ("fp32", "bf16", "fp16")
 WIDTHS = ((16,) * 26, (39,) * 25 + (38,), (11, 190, 64))  # a usual table, the paper's d = 1026, and all sorts
 
 
@@ -70,18 +69,17 @@ def launches(case: EmbeddingCase) -> list[Launch]:
 def survey(cases: list[EmbeddingCase], processes: int = 2) -> Iterator[tuple[EmbeddingCase, Launch, Code, str]]:
     """Each kernel of each case, its machine code, and what is wrong with it."""
     wanted = [(case, launch) for case in cases for launch in launches(case)]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        codes = {launch: pool.submit(compile_launch, launch) for _, launch in wanted}
-        for case, launch in wanted:
-            code, wrong = codes[launch].result(), []
-            if code.spills:
-                wrong.append(f"spills {code.spills}")
-            if launch.kernel != "_runs_kernel" and code.widest < case.word:
-                wrong.append(f"words of {code.widest} bits, not {case.word}")
-            yield case, launch, code, "; ".join(wrong)
+    codes = compile_all([launch for _, launch in wanted], processes)
+    for (case, launch), code in zip(wanted, codes, strict=True):
+        wrong = []
+        if code.spills:
+            wrong.append(f"spills {code.spills}")
+        if launch.kernel != "_runs_kernel" and code.widest < case.word:
+            wrong.append(f"words of {code.widest} bits, not {case.word}")
+        yield case, launch, code, "; ".join(wrong)
 
 
-def grid(targets: tuple[str, ...] = TARGETS, dtypes: tuple[str, ...] = ("fp32", "bf16")) -> list[EmbeddingCase]:
+def grid(targets: tuple[str, ...] = TARGETS, dtypes: tuple[str, ...] = DEFAULT_DTYPES) -> list[EmbeddingCase]:
     """Every shape, without bags and with two."""
     return [EmbeddingCase(*parts) for parts in itertools.product(targets, dtypes, WIDTHS, (0, 2))]
 
@@ -89,7 +87,7 @@ def grid(targets: tuple[str, ...] = TARGETS, dtypes: tuple[str, ...] = ("fp32", 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m benchmarks.static.embedding", description=__doc__)
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS, metavar="NAME")
-    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["fp32", "bf16"], metavar="NAME")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=DEFAULT_DTYPES, metavar="NAME")
     parser.add_argument("--processes", type=int, default=2, help="compilers at work at a time (2)")
     chosen = parser.parse_args(arguments)
     failures = 0

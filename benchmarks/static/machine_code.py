@@ -1,9 +1,12 @@
 """Compiles one kernel for one target, without a GPU, and reads registers, spills and row traffic from the result."""
 
 import importlib
+import multiprocessing
 import re
 import subprocess
 import tempfile
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,15 @@ def compile_launch(launch: Launch, count_instructions: bool = False) -> Code:
     accesses = filter(None, map(_access, compiled.asm["llir"].splitlines()))
     widest = 8 * max(width for _, width, _ in accesses)
     return Code(registers, spills, *_row_traffic(launch, compiled.asm["llir"]), loop, widest)
+
+
+def compile_all(launches: Iterable[Launch], processes: int) -> Iterator[Code]:
+    """The machine code of each, in their order; equal ones are compiled once."""
+    wanted = list(launches)
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        codes = {launch: pool.submit(compile_launch, launch) for launch in dict.fromkeys(wanted)}
+        for launch in wanted:
+            yield codes[launch].result()
 
 
 def _amd_usage(assembly: str) -> tuple[int, int]:

@@ -4,6 +4,7 @@ For each target, update, dtype and set of widths one line: registers per thread 
 kernel spills. The tables are tensors on the CPU, and each launch is recorded in place of being made.
 """
 
+import argparse
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
@@ -13,8 +14,8 @@ from unittest import mock
 import torch
 from triton.runtime.jit import JITFunction
 
-from benchmarks.static.cases import DRAWN_TARGETS, specialise
-from benchmarks.static.machine_code import Code, Launch, compile_launch
+from benchmarks.static.cases import TARGETS, specialise
+from benchmarks.static.machine_code import Code, Launch, compile_all
 from fastcross.kernels.gpu import row_updates
 
 UPDATES = ("adam", "adagrad", "row-wise", "sgd")
@@ -57,26 +58,28 @@ def launches(case: Case) -> list[Launch]:
     return recorded
 
 
-def cases(targets: Iterable[str] = DRAWN_TARGETS, dtypes: Iterable[str] = DTYPES) -> list[Case]:
+def cases(targets: Iterable[str] = TARGETS, dtypes: Iterable[str] = DTYPES) -> list[Case]:
     return [Case(*parts) for parts in itertools.product(targets, UPDATES, dtypes, WIDTHS, (False, True))]
 
 
-def survey(chosen: list[Case]) -> Iterator[tuple[Case, Code]]:
-    """Each case with the machine code of its one launch; equal launches are compiled once."""
-    codes: dict[Launch, Code] = {}
-    for case in chosen:
-        (launch,) = launches(case)
-        if launch not in codes:
-            codes[launch] = compile_launch(launch)
-        yield case, codes[launch]
+def survey(chosen: list[Case], processes: int = 2) -> Iterator[tuple[Case, Code]]:
+    """Each case with the machine code of its one launch."""
+    wanted = [launch for case in chosen for launch in launches(case)]
+    yield from zip(chosen, compile_all(wanted, processes), strict=True)
 
 
-def main() -> int:
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("python -m benchmarks.static.row_updates", description=__doc__)
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS, metavar="NAME")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=[*DTYPES], metavar="NAME")
+    parser.add_argument("--processes", type=int, default=2, help="compilers at work at a time (2)")
+    chosen = parser.parse_args(arguments)
     failures = 0
-    for case, code in survey(cases()):
+    for case, code in survey(cases(chosen.targets, chosen.dtypes), chosen.processes):
         widths = "/".join(map(str, dict.fromkeys(case.widths)))
         place = "device" if case.on_device else "host"
-        print(f"{case.target:8} {case.update:9} {case.dtype:5} {widths:12} {place:7}", code.registers, code.spills)
+        line = f"{case.target:8} {case.update:9} {case.dtype:5} {widths:12} {place:7}"
+        print(line, code.registers, code.spills, flush=True)
         failures += code.spills > 0
     print(f"{failures} kernels spill")
     return 1 if failures else 0

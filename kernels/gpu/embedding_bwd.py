@@ -22,6 +22,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastcross.kernels import fixed_rows
+from fastcross.kernels.gpu import hardware
 from fastcross.kernels.gpu.embedding import block_of, describe, odd, word_of
 from fastcross.kernels.rows import accumulation_dtype
 
@@ -57,8 +58,8 @@ def _sums_kernel(
     table = tl.program_id(1)
     DTYPE: tl.constexpr = values_ptr.dtype.element_ty
     fields_ptr = tables_ptr + table * FIELDS
-    width, height = tl.load(fields_ptr) // ALIGN * ALIGN, tl.load(fields_ptr + 1)
-    column, first_key = tl.load(fields_ptr + 2) // ALIGN * ALIGN, tl.load(fields_ptr + 3)
+    width, height = tl.load(fields_ptr).to(tl.int32) // ALIGN * ALIGN, tl.load(fields_ptr + 1)
+    column, first_key = tl.load(fields_ptr + 2).to(tl.int32) // ALIGN * ALIGN, tl.load(fields_ptr + 3)
     n, first, first_value = _places(fields_ptr, table, M, singles, sizes, BAGS, ALIGN)
     starts = (tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)) * BLOCK
 
@@ -170,15 +171,17 @@ def embedding_stack_keyed_bwd(
     block = block_of(widths, align)
     ordered, order = keys.sort(stable=True)
     described, singles, most = describe(dx0.device, tuple(fields)), sum(map(bool, counts[:K])), max(counts)
-    groups = max(1, 32 * align // block)
+    groups = max(1, hardware.of(dx0.device).warp_size * align // block)
     options = {"BAGS": len(places) // 3, "ALIGN": align}
-    _sums_kernel[(triton.cdiv(most, BLOCK.value * groups), len(fields))](
+    # Entries that are loaded before the first is added: as many as compile without a spill.
+    ahead = 2 if places else 8 if align == 1 else 4
+    _sums_kernel[(-(-most // (BLOCK.value * groups)), len(fields))](
         described, ordered, order, bag_rows, coefficients, dx0, rows, values,
         M, singles, tuple(places),
         dx0.stride(0),
-        GROUPS=groups, BLOCK_N=block, AHEAD=8 if align == 1 else 4, num_warps=1, **options,
+        GROUPS=groups, BLOCK_N=block, AHEAD=ahead, num_warps=1, **options,
     )  # fmt: skip
-    _runs_kernel[(triton.cdiv(most, BLOCK.value), len(fields))](
+    _runs_kernel[(-(-most // BLOCK.value), len(fields))](
         described, rows, values,
         M, singles, tuple(places),
         BLOCK_N=min(block, RUN_COLUMNS), num_warps=4, **options,

@@ -14,7 +14,7 @@ if os.environ.get("TRITON_INTERPRET", "") not in ("", "0"):
 
 from benchmarks.static import drawn, embedding, offline, row_updates
 from benchmarks.static.cases import FLOOR, TARGETS, Case, draw
-from benchmarks.static.machine_code import Code
+from benchmarks.static.machine_code import Code, compile_launch
 from benchmarks.static.offline import WIDTHS
 
 
@@ -80,3 +80,17 @@ def test_embedding_kernels_do_not_spill(target):
     found = list(embedding.survey([*usual, paper]))
     assert {launch.kernel for _, launch, _, _ in found} == {"_stack_fwd_kernel", "_sums_kernel", "_runs_kernel"}
     assert not [(case, launch.kernel, wrong) for case, launch, _, wrong in found if wrong]
+
+
+@pytest.mark.parametrize("target", sorted({*TARGETS} - {"sm_80", "sm_90", "gfx1100"}))
+def test_tables_on_every_other_target(target):
+    """The kernels of tables that have the least registers to spare: the sums of gradients, and Adam."""
+    shapes = (("fp32", embedding.WIDTHS[0], 0), ("bf16", embedding.WIDTHS[0], 2), ("bf16", embedding.WIDTHS[1], 2))
+    cases = [embedding.EmbeddingCase(target, *shape) for shape in shapes]
+    made = [(case, launch) for case in cases for launch in embedding.launches(case) if launch.kernel == "_sums_kernel"]
+    adam = row_updates.Case(target, "adam", "fp16", row_updates.WIDTHS[1], on_device=True)
+    *sums, rows = map(compile_launch, [*(launch for _, launch in made), *row_updates.launches(adam)])
+    assert len(sums) == 3
+    assert not [(case, code) for (case, _), code in zip(made, sums, strict=True) if code.spills]
+    assert all(code.widest >= case.word for (case, _), code in zip(made, sums, strict=True))
+    assert rows.spills == 0
