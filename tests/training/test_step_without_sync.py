@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET", "") not in ("", "0"):
     pytest.skip("launches are counted, not interpreted", allow_module_level=True)
 
-from benchmarks.static.step import ALL, OURS, HostSync, count, counted, make_step
+from benchmarks.static.step import ALL, OURS, HostSync, count, counted, floor, make_step, table_rows
 from fastcross import DCN
 
 
@@ -28,6 +28,28 @@ def test_a_step_waits_for_nothing_and_launches_little():
     assert half.operators["_to_copy"] > found.operators["_to_copy"]
     assert half.ours == found.ours
     assert half.all <= ALL
+
+
+@pytest.mark.parametrize("bags", [0, 2])
+@pytest.mark.parametrize("bf16", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "clip_norm"), [("adam", 0.0), ("adamw", 1.0), ("sgd", 1.0)])
+def test_no_step_that_can_be_captured_waits(name, clip_norm, bf16, bags):
+    """Every optimiser of such steps, clipped or not; bags, with weights and without."""
+    options = {"name": name, "clip_norm": clip_norm, "bf16": bf16, "bags": bags}
+    found = count(make_step(16, dims=(4, 3, 8, 4), deep=(8,), **options))
+    assert found.operators["sort"] == found.kernels["_stack_fwd_kernel"] == found.kernels["_sums_kernel"] == 1
+    assert found.kernels["_sgd_rows_kernel" if name == "sgd" else "_adam_rows_kernel"] == 1
+    assert found.ours <= OURS
+    assert found.all <= ALL
+
+
+def test_bytes_are_counted_by_kernel():
+    """Near the floor: beyond it are the tables' gradients, written and read again, and little else."""
+    rows, dims = 512, (39,) * 26
+    found = count(make_step(rows, dims, deep=(8,)))
+    assert {*found.bytes} == {*found.kernels, "sort"}
+    gradients = 2 * 4 * rows * sum(dims)
+    assert found.bytes.total() + table_rows(rows, dims) <= 1.12 * (floor(rows, dims) + gradients)
 
 
 def values():
