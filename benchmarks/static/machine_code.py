@@ -45,6 +45,8 @@ class Code:
     reads: float
     writes: float
     loop: int = 0  # instructions of the longest loop, on NVIDIA: a tile of a backward pass, a layer of a forward pass
+    shuffles: int = 0  # of these, words that go from thread to thread of a warp,
+    barriers: int = 0  # and waits of all warps of a program for each other
     widest: int = 0  # bits, of all words that move between processor and memory
 
 
@@ -60,10 +62,11 @@ def compile_launch(launch: Launch, count_instructions: bool = False) -> Code:
     target = GPUTarget("hip", launch.target, launch.warp_size) if amd else GPUTarget("cuda", int(launch.target[3:]), 32)
     compiled = triton.compile(source, target=target, options={"num_warps": launch.num_warps})
     registers, spills = _amd_usage(compiled.asm["amdgcn"]) if amd else _nvidia_usage(compiled.asm["cubin"])
-    loop = longest_loop(_dump(compiled.asm["cubin"], "-sass")) if count_instructions and not amd else 0
+    loop = _longest_loop(_dump(compiled.asm["cubin"], "-sass")) if count_instructions and not amd else []
+    shuffles, barriers = (sum(name in text for text in loop) for name in ("SHFL", "BAR.SYNC"))
     accesses = filter(None, map(_access, compiled.asm["llir"].splitlines()))
-    widest = 8 * max(width for _, width, _ in accesses)
-    return Code(registers, spills, *_row_traffic(launch, compiled.asm["llir"]), loop, widest)
+    widest = 8 * max((width for _, width, _ in accesses), default=0)
+    return Code(registers, spills, *_row_traffic(launch, compiled.asm["llir"]), len(loop), shuffles, barriers, widest)
 
 
 def compile_all(launches: Iterable[Launch], processes: int) -> Iterator[Code]:
@@ -97,12 +100,17 @@ def _dump(cubin: bytes, option: str) -> str:
 
 
 def longest_loop(sass: str) -> int:
+    """How many instructions it has."""
+    return len(_longest_loop(sass))
+
+
+def _longest_loop(sass: str) -> list[str]:
     """Instructions from the target of a backward branch to the branch, the most of all branches."""
     code = {int(at, 16): text for at, text in re.findall(r"/\*([0-9a-f]{4,})\*/ +([^;/]+);", sass)}
-    most = 0
+    most: list[str] = []
     for at, text in code.items():
         if (branch := re.search(r"BRA(?:\.\w+)* .*?0x([0-9a-f]+)", text)) and int(branch[1], 16) < at:
-            most = max(most, sum(int(branch[1], 16) <= other <= at for other in code))
+            most = max(most, [code[other] for other in code if int(branch[1], 16) <= other <= at], key=len)
     return most
 
 

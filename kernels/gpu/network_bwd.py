@@ -198,7 +198,8 @@ def network_bwd(
         )  # fmt: skip
 
     if plan.groups == 1:
-        pass_over_rows(need_dx0, need_sums, need_dy_sum, 1)
+        if need_dx0 or need_sums or need_dy_sum or (need_dc and whole):  # a head's db takes no more than the scalars
+            pass_over_rows(need_dx0, need_sums, need_dy_sum, 1)
     else:
         if need_dx0 or need_dy_sum:
             pass_over_rows(need_dx0, False, need_dy_sum, 1)

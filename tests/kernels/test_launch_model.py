@@ -53,6 +53,29 @@ def test_paper_shape_occupies_three_chunks_and_lets_three_programs_run():
     assert model.REGISTER_FILE // (code.registers * launch.num_warps) == 3
 
 
+@pytest.mark.parametrize("layout", ["aligned", "packed", "odd"])
+def test_weights_lie_over_the_threads_as_rows_do(layout):
+    """Per layer and row no more words go from thread to thread than a dot takes; per tile of a backward pass it waits
+    as often as for one."""
+    forward, backward = (Case("sm_80", f"cross_network_{way}", 1026, 6, "fp32", layout) for way in ("fwd", "bwd"))
+    launch = next(launch for launch in launches(forward) if "cross_network_fwd" in launch.kernel)
+    code = compile_launch(launch, count_instructions=True)
+    assert 0 < code.shuffles / dict(launch.constexprs)["BLOCK_M"] <= 11
+    assert predicted_and_compiled(backward)[2].barriers <= 3
+
+
+def test_deep_networks_take_their_sums_by_bytes():
+    """Sums in memory would pass 200 MB through a cache at d = 1026 from L = 12 on, where another read of rows is 34."""
+    for layers in (12, 16, 24):
+        case = Case("sm_80", "cross_network_bwd", 1026, layers, "fp32", "aligned")
+        with mock.patch.object(model, "backward", wraps=model.backward) as backward:
+            launches(case)
+        d, work, hardware, *_ = backward.call_args.args
+        plan, memory = model.backward(d, work, hardware), model._best_with_sums_in_memory(d, work, hardware)
+        assert plan.sums_in_registers
+        assert plan.bytes <= memory.bytes
+
+
 def test_sums_in_memory():
     """Their traffic is no part of the rows'; AMD's compiler would spill there, and takes segments."""
     case = Case("sm_80", "cross_network_bwd", 3744, 7, "fp32", "aligned")

@@ -31,6 +31,11 @@ def test_number_of_launches(operator, d):
     assert len(made) == LAUNCHES[operator], [each.kernel for each in made]
 
 
+def test_the_biases_of_logits_take_no_pass_over_rows():
+    made = launches(Case("sm_90", "cross_logits_bwd", 1026, 6, "fp32", "aligned", needs=(False, False, True, False)))
+    assert [each.kernel for each in made] == ["_recurrence_bwd_kernel", "_reduction_kernel"]
+
+
 @pytest.mark.parametrize("operator", LAUNCHES)
 def test_a_call_enters_few_functions(operator):
     """What no machine's load can move of its time in Python; ``benchmarks.static.host`` has the microseconds."""
