@@ -86,7 +86,7 @@ class Plan:
     resident: int  # programs per processor
     instructions: float  # of a warp, per row
     bytes: float  # per row
-    addresses: int = 0  # further registers on AMD: its instructions have no room for the distance of a layer's words
+    addresses: int = 0  # further on AMD: instructions have no room for the distance of a layer's words and scalars
     whole_rows: bool = True  # else a program sees a segment of each row
     sums_in_registers: bool = True  # else in a buffer of the program's own
     groups: int = 1  # of layers, each with a pass of its own over the rows for its sums
@@ -219,6 +219,8 @@ def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, 
     unrolled = work.layers * work.size**2 if work.sums else 0
     registers += words + rows * (2 * work.moved + work.size * work.scalars + unrolled)
     addresses = 2 * work.size * work.layers * (columns // work.align) if work.sums else 0
+    if hardware.amd:
+        addresses += work.size * rows * work.scalars
     given = -(-min(registers, 255) // 8) * 8
     resident = max(1, min(REGISTER_FILE // (given * num_warps), MOST_WARPS // num_warps))
 
