@@ -219,8 +219,8 @@ def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, 
     unrolled = work.layers * work.size**2 if work.sums else 0
     registers += words + rows * (2 * work.moved + work.size * work.scalars + unrolled)
     addresses = 2 * work.size * work.layers * (columns // work.align) if work.sums else 0
-    if hardware.amd:
-        addresses += work.size * rows * work.scalars
+    if hardware.amd and work.sums:
+        addresses += work.size * rows * (work.layers + work.scalars)
     given = -(-min(registers, 255) // 8) * 8
     resident = max(1, min(REGISTER_FILE // (given * num_warps), MOST_WARPS // num_warps))
 
