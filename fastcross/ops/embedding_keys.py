@@ -18,6 +18,7 @@ from fastcross.kernels import fixed_rows
 from fastcross.kernels.rows import accumulation_dtype, as_rows
 from fastcross.ops import dispatch, internals
 from fastcross.ops.embedding_gradients import Bags, sparse_gradient, split, tables_bwd, weights_bwd
+from fastcross.ops.rows_gradient import ANCHOR, RowsGradient
 from fastcross.ops.sparse_gradients import announce, watch_optimizers
 
 
@@ -43,7 +44,10 @@ def stack(
         options = pooling, needs, sparse, backend
         operands = (dense, ids, recorded, len(values), options, *values, *offsets, *weights, *tables)
         if sparse and any(needs) and torch.compiler.is_compiling():
-            x0 = _in_graph(*operands) if _is_let_into_graphs() else torch.compiler.disable(_apart)(tables, operands)
+            if _is_let_into_graphs():
+                x0 = _in_graph(ANCHOR, *operands)
+            else:
+                x0 = torch.compiler.disable(_apart)(tables, operands)
         else:
             if sparse and any(needs):
                 announce(tables)
@@ -57,16 +61,18 @@ def stack(
     return x0
 
 
-def _in_graph(*operands: Any) -> Tensor:
+def _in_graph(anchor: Tensor, *operands: Any) -> Tensor:
     """What TorchDynamo puts into its graph unseen, for it refuses sparse tensors, which what follows it does not."""
-    return KeyedStackFunction.apply(*operands)[0]
+    *others, (pooling, needs, _, backend) = operands[:5]
+    options = pooling, needs, "in graphs" if internals.WRAPS_GRADIENTS else True, backend
+    return KeyedStackFunction.apply(*others, options, *operands[5:])[0]
 
 
 @internals.called_while_compiling
 def _is_let_into_graphs() -> bool:
     watch_optimizers()
-    # Inductor asks every result for its storage, which a sparse one has not; DDP may have the tables as its own.
-    if internals.compiler_name() not in ("eager", "aot_eager") or internals.is_within_ddp():
+    takes = ("eager", "aot_eager", "inductor") if internals.WRAPS_GRADIENTS else ("eager", "aot_eager")
+    if internals.compiler_name() not in takes or internals.is_within_ddp():  # which may have the tables as its own
         return False
     torch.compiler.allow_in_graph(_in_graph)
     return True
@@ -130,7 +136,7 @@ class KeyedStackFunction(torch.autograd.Function):
                 as_rows(dx0), keys, rows, coefficients, sizes, counts, ctx.bags, backend
             )
             parts = fixed_rows.split(found, numbers.to(ctx.dtype), counts, sizes[1::2])
-            to_gradient = _sparse if sparse else _dense
+            to_gradient = RowsGradient if sparse == "in graphs" else _sparse if sparse else _dense
             dtables = [
                 to_gradient(*part, sizes[2 * k : 2 * k + 2]) if needs[k] else None for k, part in enumerate(parts)
             ]

@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 _PLAIN_TYPES = (Tensor, Parameter)  # a tuple: PyTorch 2.8 cannot trace a set
 _MISSING = object()
+WRAPS_GRADIENTS = torch.__version__ >= "2.13"  # compilers take gradients of a class of their own; not tried on older
 
 
 def _cautious() -> bool:
