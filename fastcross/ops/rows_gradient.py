@@ -77,4 +77,5 @@ def _in_graph(function: Callable[..., Any], gradients: list[RowsGradient], args:
     raise NotImplementedError(f"within a compiled graph a table's sparse gradient has no {function}")
 
 
-ANCHOR = RowsGradient(torch.zeros(0, dtype=torch.int64), torch.zeros(0, 1), (1, 1), "anchor")
+_NOTHING = torch.zeros(0, dtype=torch.int64, device="cpu"), torch.zeros(0, 1, dtype=torch.float32, device="cpu")
+ANCHOR = RowsGradient(*_NOTHING, (1, 1), "anchor")
