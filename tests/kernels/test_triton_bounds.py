@@ -17,7 +17,7 @@ if os.environ.get("TRITON_INTERPRET", "") in ("", "0"):
     pytest.skip("for Triton's interpreter", allow_module_level=True)
 
 from fastcross.kernels.faults import new_faults
-from fastcross.kernels.gpu import hardware, network_bwd
+from fastcross.kernels.gpu import embedding, embedding_bwd, hardware, network_bwd
 from fastcross.kernels.gpu import launchers as gpu
 
 
@@ -35,6 +35,15 @@ def guarded(request, monkeypatch):
     def carve(like, *sizes):
         return tuple(guarded.empty((size,), like.dtype) for size in sizes)
 
+    def sort(keys, stable):
+        return tuple(map(guarded.copy, torch.sort(keys, stable=stable)))
+
+    def describe(device, fields):
+        return guarded.copy(torch.tensor(fields))
+
+    monkeypatch.setattr(torch.Tensor, "sort", sort)
+    monkeypatch.setattr(embedding, "describe", describe)
+    monkeypatch.setattr(embedding_bwd, "describe", describe)
     monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
     monkeypatch.setattr(torch.Tensor, "new_empty_strided", new_empty_strided)
     monkeypatch.setattr(network_bwd, "carve", carve)

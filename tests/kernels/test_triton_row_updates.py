@@ -135,12 +135,19 @@ def test_rows_that_are_not_there_are_left_out(name, place):
 @pytest.mark.parametrize("at_end", [False, True])
 @pytest.mark.parametrize("dtype", [SINGLE, BF16], ids=str)
 @pytest.mark.parametrize("name", UPDATES)
-def test_nothing_beyond_the_operands(name, dtype, at_end):
-    """Tables, moments and gradients begin, or end, at pages that the system protects."""
-    guarded = Guarded(at_end)
+def test_nothing_beyond_the_operands(name, dtype, at_end, monkeypatch):
+    """Tables, moments, gradients, descriptions, rate and step begin, or end, at pages that the system protects."""
+    guarded, make = Guarded(at_end), row_launch._make
+
+    def guard(*args):
+        return (made := make(*args))._replace(tables=guarded.copy(made.tables))
+
+    monkeypatch.setattr(row_launch, "_make", guard)
+    monkeypatch.setattr(row_launch, "_LAUNCHES", {})
     for widths in WIDTHS.values():
         tables, kept, gradients = draw(widths, dtype, name, place=guarded.copy)
         update(gpu, name, tables, kept, gradients)
+        update(gpu, name, tables, kept, gradients, *(guarded.copy(torch.tensor(float(n))) for n in (LR, STEP)))
         assert all(t.isfinite().all() for t in flat(tables, kept))
 
 
