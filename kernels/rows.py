@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+# Of fewer rows than these no dots are kept on a CPU: the backward pass computes them again sooner than it finds memory
+# for them. What is kept follows from shapes alone, for checkpointing compares what two forward passes keep.
+FEW_ROWS = 16
 # A row stride within this many elements of d is padding, made for aligned loads, and outputs keep it.
 MAX_PADDING = 64
 

@@ -42,7 +42,8 @@ def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor, 
         return reference.cross_logits(x0, weight, bias, head)
     rows, differentiates = as_rows(x0), dispatch.differentiates(x0, weight, bias, head)
     if direct and rows is x0:
-        usual = _calls.keep(backend, given, (x0, weight, bias, head, differentiates), chosen, differentiates)
+        keeps = differentiates and dispatch.keeps_dots(chosen, x0)
+        usual = _calls.keep(backend, given, (x0, weight, bias, head, keeps), chosen, differentiates)
         if usual is not None:
             return usual(x0, weight, bias, head)
     if differentiates:
@@ -57,8 +58,9 @@ class CrossLogitsFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, backend: str, direct: bool) -> Tensor:
-        z, p = cross_logits_fwd(x0, w, b, v, True, backend, direct=direct)
-        ctx.save_for_backward(x0, w, b, v, p)
+        keeps = dispatch.keeps_dots(backend, x0)
+        z, p = cross_logits_fwd(x0, w, b, v, keeps, backend, direct=direct)
+        ctx.save_for_backward(x0, w, b, v, p if keeps else None)
         ctx.backend, ctx.direct = backend, direct
         return z
 

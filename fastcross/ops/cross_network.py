@@ -40,7 +40,8 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, bac
         return reference.cross_network(x0, weight, bias)
     rows, differentiates = as_rows(x0), dispatch.differentiates(x0, weight, bias)
     if direct and rows is x0:
-        usual = _calls.keep(backend, given, (x0, weight, bias, differentiates), chosen, differentiates)
+        keeps = differentiates and dispatch.keeps_dots(chosen, x0)
+        usual = _calls.keep(backend, given, (x0, weight, bias, keeps), chosen, differentiates)
         if usual is not None:
             return usual(x0, weight, bias)
     if differentiates:
@@ -55,8 +56,9 @@ class CrossNetworkFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x0: Tensor, w: Tensor, b: Tensor | None, backend: str, direct: bool) -> Tensor:
-        y, p = cross_network_fwd(x0, w, b, True, backend, direct=direct)
-        ctx.save_for_backward(x0, w, b, p)
+        keeps = dispatch.keeps_dots(backend, x0)
+        y, p = cross_network_fwd(x0, w, b, keeps, backend, direct=direct)
+        ctx.save_for_backward(x0, w, b, p if keeps else None)
         ctx.backend, ctx.direct = backend, direct
         return y
 

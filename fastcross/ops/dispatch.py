@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastcross.kernels.rows import as_rows, kept_sizes
+from fastcross.kernels.rows import FEW_ROWS, as_rows, kept_sizes
 from fastcross.ops import backends, internals
 
 _LIBRARY = torch.library.Library("fastcross", "DEF")
@@ -81,6 +81,11 @@ def kept_shape(backend: str, rows: int, x0: Tensor, packed: torch.dtype, accumul
     """A fake's p: dots with ``rows`` rows of parameters; Triton's buffer has these in it, too, in dtype ``packed``."""
     M, d = x0.shape
     return (sum(kept_sizes(rows, M, d, packed, accumulation)),) if backend == "triton" else (rows, M)
+
+
+def keeps_dots(backend: str, x0: Tensor) -> bool:
+    """Whether p is kept for the backward pass, or left to it."""
+    return torch.compiler.is_compiling() or backend != "numba" or x0.shape[0] >= FEW_ROWS
 
 
 def needed_only(grads: tuple[Tensor, ...], needs: tuple[bool, ...]) -> tuple[Tensor | None, ...]:

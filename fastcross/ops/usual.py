@@ -3,7 +3,7 @@
 A call that goes to a backend's kernels directly is kept with what tells whether other tensors are like its operands
 (:func:`internals.resemblance`), and runs as a function of such operands alone. Where a gradient is needed that is an
 autograd Function of its own, made for this call: what it knows need not be given to PyTorch and back. Making it takes a
-millisecond, so a call is kept when it comes a second time, and one that never does costs nothing.
+millisecond, so a call is kept when it comes a second time, in the place of another when it comes often.
 """
 
 from collections.abc import Callable
@@ -17,6 +17,7 @@ from fastcross.kernels.rows import as_rows
 from fastcross.ops import backends, internals
 
 KEPT = 16  # calls of an operator that are remembered, for each of its options; and the last ones that were not
+OFTEN = 8  # times among these
 
 Call = Callable[..., Any]
 
@@ -44,9 +45,12 @@ class Calls:
         """The call for such operands, those that are None left out, and this choice of a backend, if there was one."""
         if internals.is_quiet():
             key = (backend, len(given), torch.is_grad_enabled(), torch.get_num_threads())
-            for are_alike, call in self._kept.get(key, ()):
-                if are_alike(*given):
-                    return call
+            try:
+                for are_alike, call in self._kept.get(key, ()):
+                    if are_alike(*given):
+                        return call
+            except TypeError:  # no name of a backend
+                return None
         return None
 
     def keep(
@@ -58,12 +62,14 @@ class Calls:
         """
         plan = getattr(backends.kernels(self.operator, chosen), f"plan_{self.operator}_fwd", None)
         key = (backend, len(given), torch.is_grad_enabled(), torch.get_num_threads())
+        if plan is None or _has_twice(given):
+            return None
         description = (key, differentiates, *(t.shape for t in given))
-        if plan is None or description not in self._missed:
-            self._missed = [description, *self._missed][:KEPT]
+        self._missed = [description, *self._missed[:KEPT]]
+        if self._missed.count(description) < (OFTEN if len(self._kept.get(key, ())) == KEPT else 2):
             return None
         are_alike = internals.resemblance(given)
-        if are_alike is None or (launch := plan(*arguments)) is None:
+        if are_alike is None or not are_alike(*given) or (launch := plan(*arguments)) is None:
             return None
         call = self._differentiable(launch, chosen) if differentiates else lambda *operands: launch(*operands)[0]
         self._kept[key] = [(are_alike, call), *self._kept.get(key, ())][:KEPT]
@@ -72,8 +78,8 @@ class Calls:
     def _differentiable(self, launch: Call, chosen: str) -> Call:
         """The launch as an autograd Function, whose backward pass remembers its launches in turn."""
         plan, vjp = getattr(backends.kernels(self.operator, chosen), f"plan_{self.operator}_bwd"), self.vjp
-        # For each of the needs: of what was saved all that is not None, whether that and dy are alike, the launch.
-        launches: dict[tuple[bool, ...], list[tuple[Callable[[Any], Any], Callable[..., bool], Call]]] = {}
+        # For needs and a number of threads: of what was saved all but None, whether that and dy are alike, the launch.
+        launches: dict[Any, list[tuple[Callable[[Any], Any], Callable[..., bool], Call]]] = {}
 
         def forward(ctx: Any, *operands: Tensor | None) -> Tensor:
             y, *kept = launch(*operands)
@@ -83,20 +89,34 @@ class Calls:
         def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
             saved, needs = ctx.saved_tensors, ctx.needs_input_grad
             if internals.is_quiet() and not torch.is_grad_enabled():
-                for given, are_alike, call in launches.get(needs, ()):
+                key = (needs, torch.get_num_threads())
+                for given, are_alike, call in launches.get(key, ()):
                     if are_alike(dy, *given(saved)):
                         return call(dy, *saved)
-                if all(map(_is_for_kernels, (dy, *saved))) and (call := plan(dy, *saved, needs)) is not None:
-                    given = itemgetter(*(i for i, t in enumerate(saved) if t is not None))
-                    if (likeness := internals.resemblance((dy, *given(saved)))) is not None:
-                        launches[needs] = [(given, likeness, call), *launches.get(needs, ())][:KEPT]
-                    return call(dy, *saved)
+                if (found := remember(key, dy, saved)) is not None:
+                    return found(dy, *saved)
             return vjp(dy, saved, needs, chosen, True)
+
+        def remember(key: Any, dy: Tensor, saved: tuple[Tensor | None, ...]) -> Call | None:
+            given = itemgetter(*(i for i, t in enumerate(saved) if t is not None))
+            tensors, before = (dy, *given(saved)), launches.get(key, [])
+            if len(before) == KEPT or _has_twice(tensors) or not all(map(_is_for_kernels, tensors)):
+                return None
+            are_alike = internals.resemblance(tensors)
+            if are_alike is None or not are_alike(*tensors) or (call := plan(dy, *saved, key[0])) is None:
+                return None
+            launches[key] = [(given, are_alike, call), *before]
+            return call
 
         name, methods = self.function.__name__, {"forward": staticmethod(forward), "backward": staticmethod(backward)}
         return internals.direct_apply(type(name, (self.function,), methods))
 
 
-def _is_for_kernels(t: Tensor | None) -> bool:
+def _has_twice(tensors: tuple[Tensor, ...]) -> bool:
+    """Whether one of the tensors comes again among them: nothing is then found to be like them."""
+    return len(set(map(id, tensors))) < len(tensors)
+
+
+def _is_for_kernels(t: Tensor) -> bool:
     """Whether a tensor that was saved, or is a gradient, may be given to a plan as it is."""
-    return t is None or (internals.is_plain(t) and (t.dim() != 2 or as_rows(t) is t))
+    return internals.is_plain(t) and (t.dim() != 2 or as_rows(t) is t)

@@ -127,20 +127,14 @@ def _needs(dx0: bool, dw: bool, db: bool, dv: bool = False) -> dict[str, bool]:
 
 
 # The same for operands like these, without another look at them but for their memory; None where they would be cast.
-# Where p is None the backward pass computes it again.
-
-
-def _keeps(p: bool, x0: Tensor) -> bool:
-    """Of few rows p is computed sooner than memory for it is found."""
-    return p and x0.shape[0] >= PACK_ROWS
 
 
 def plan_cross_network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool) -> Launch | None:
-    return FORWARD.launcher("x0 w b", "y p", x0=x0, w=w, b=b, v=None, keep_p=_keeps(keep_p, x0))
+    return FORWARD.launcher("x0 w b", "y p", x0=x0, w=w, b=b, v=None, keep_p=keep_p)
 
 
 def plan_cross_logits_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p: bool) -> Launch | None:
-    return FORWARD.launcher("x0 w b v", "z p", x0=x0, w=w, b=b, v=v, keep_p=_keeps(keep_p, x0))
+    return FORWARD.launcher("x0 w b v", "z p", x0=x0, w=w, b=b, v=v, keep_p=keep_p)
 
 
 def plan_cross_network_bwd(

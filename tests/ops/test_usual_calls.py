@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from fastcross import ops
 from fastcross.ops import checks, internals
-from fastcross.ops.usual import KEPT
+from fastcross.ops.usual import KEPT, OFTEN
 
 OPERATORS = ("cross_layer", "cross_network", "cross_logits")
 
@@ -152,8 +153,70 @@ def test_what_resemblance_sees():
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("rows", [5, 20])
+def test_checkpointing_sees_the_same_saved_tensors(operator, rows):
+    """In a first call, a remembered one, and where something looks on."""
+    for profiled in (False, False, False, True):
+        tensors = leaves(operands(operator, rows=rows))
+        y = getattr(ops, operator)(*tensors)
+        expected = torch.autograd.grad(y.sum(), tensors)
+        with torch.autograd.profiler.profile(enabled=profiled):
+            y = checkpoint(getattr(ops, operator), *tensors, use_reentrant=False)
+        for ours, right in zip(torch.autograd.grad(y.sum(), tensors), expected, strict=True):
+            assert torch.equal(ours, right)
+        forget_calls(operator) if profiled else None
+
+
+def test_a_backward_pass_runs_on_the_threads_of_its_own_time():
+    torch.manual_seed(0)
+    x0, w, dy = torch.randn(4000, 64), (torch.randn(3, 64) / 20).requires_grad_(), torch.randn(4000, 64)
+
+    def gradient(forward, backward):
+        torch.set_num_threads(forward)
+        y = ops.cross_network(x0, w)
+        torch.set_num_threads(backward)
+        return torch.autograd.grad(y, w, dy)[0]
+
+    one, two = ([gradient(threads, threads) for _ in range(3)][-1] for threads in (1, 2))
+    assert not torch.equal(one, two)  # whose sums join in another order
+    for _ in range(3):
+        assert torch.equal(gradient(2, 1), one)
+        assert torch.equal(gradient(2, 2), two)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_operands_that_are_one_tensor_make_no_new_function(operator):
+    """PyTorch finds nothing to be like a tensor that comes twice."""
+    calls = getattr(ops, operator).__globals__["_calls"]
+    tensors = leaves(operands(operator, rows=3))
+    tensors[1] = tensors[0] if operator == "cross_layer" else tensors[1]
+    if operator != "cross_layer":
+        tensors[2] = tensors[1]
+    for _ in range(5):
+        getattr(ops, operator)(*tensors).sum().backward()
+    assert not calls._kept
+
+
+def test_a_gradient_that_is_the_input_is_no_new_launch(monkeypatch):
+    from fastcross.kernels.cpu import cross_network
+
+    tensors = leaves(operands("cross_network"))
+    for _ in range(3):
+        step("cross_network", tensors)
+    monkeypatch.setattr(cross_network.BACKWARD, "launcher", None)
+    ops.cross_network(*tensors).backward(tensors[0].detach())
+    ops.cross_network(*tensors).backward(tensors[0])
+
+
+def test_what_is_no_backend_is_named():
+    for _ in range(2):
+        with pytest.raises(ValueError, match="backend must be one of"):
+            ops.cross_network(*operands("cross_network"), backend=["numba"])
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
 def test_calls_that_do_not_come_again_are_not_kept(operator):
-    """Each would cost a millisecond; of as many sizes as are in use by turns, all are."""
+    """Each would cost a millisecond; of as many sizes as are in use by turns, all are, and others only if often."""
     calls = getattr(ops, operator).__globals__["_calls"]
     for _ in range(3):
         for rows in range(1, 2 * KEPT):
@@ -163,3 +226,9 @@ def test_calls_that_do_not_come_again_are_not_kept(operator):
         for rows in range(1, 1 + KEPT):
             step(operator, leaves(operands(operator, rows=rows)))
     assert [len(kept) for kept in calls._kept.values()] == [KEPT]
+    before = [*calls._kept.values()]
+    for _ in range(OFTEN - 1):
+        step(operator, leaves(operands(operator, rows=50)))
+    assert [*calls._kept.values()] == before
+    step(operator, leaves(operands(operator, rows=50)))
+    assert [*calls._kept.values()] != before
