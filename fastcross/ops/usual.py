@@ -11,10 +11,11 @@ from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, get_num_threads, is_grad_enabled
 
 from fastcross.kernels.rows import as_rows
 from fastcross.ops import backends, internals
+from fastcross.ops.internals import is_quiet
 
 KEPT = 16  # calls of an operator that are remembered, for each of its options; and the last ones that were not
 OFTEN = 8  # times among these
@@ -43,8 +44,8 @@ class Calls:
 
     def find(self, backend: str, given: tuple[Tensor, ...]) -> Call | None:
         """The call for such operands, those that are None left out, and this choice of a backend, if there was one."""
-        if internals.is_quiet():
-            key = (backend, len(given), torch.is_grad_enabled(), torch.get_num_threads())
+        if is_quiet():
+            key = (backend, len(given), is_grad_enabled(), get_num_threads())
             try:
                 for are_alike, call in self._kept.get(key, ()):
                     if are_alike(*given):
@@ -61,7 +62,7 @@ class Calls:
         None where there was not, or where the backend has no plan for it. ``arguments`` are the forward launcher's.
         """
         plan = getattr(backends.kernels(self.operator, chosen), f"plan_{self.operator}_fwd", None)
-        key = (backend, len(given), torch.is_grad_enabled(), torch.get_num_threads())
+        key = (backend, len(given), is_grad_enabled(), get_num_threads())
         if plan is None or _has_twice(given):
             return None
         description = (key, differentiates, *(t.shape for t in given))
@@ -82,14 +83,14 @@ class Calls:
         launches: dict[Any, list[tuple[Callable[[Any], Any], Callable[..., bool], Call]]] = {}
 
         def forward(ctx: Any, *operands: Tensor | None) -> Tensor:
-            y, *kept = launch(*operands)
-            ctx.save_for_backward(*operands, *kept)
-            return y
+            made = launch(*operands)
+            ctx.save_for_backward(*operands, *made[1:])
+            return made[0]
 
         def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
             saved, needs = ctx.saved_tensors, ctx.needs_input_grad
-            if internals.is_quiet() and not torch.is_grad_enabled():
-                key = (needs, torch.get_num_threads())
+            if is_quiet() and not is_grad_enabled():
+                key = (needs, get_num_threads())
                 for given, are_alike, call in launches.get(key, ()):
                     if are_alike(dy, *given(saved)):
                         return call(dy, *saved)
