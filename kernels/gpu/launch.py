@@ -27,6 +27,7 @@ REGISTER_FILE = 2048  # 32-bit registers per lane of a processor's warps
 MOST_REGISTERS = 190  # predicted, per thread; the compilers have 255, and the model may err by the difference
 MOST_REGISTERS_WITH_ADDRESSES = 240  # of 256
 MOST_REGISTERS_OF_16_WARPS = 100  # of 128
+AMD_CAN_DO_WITHOUT = 80  # registers
 MOST_WARPS = 48  # resident on a processor, on the smaller chips
 WORD = 16  # bytes
 
@@ -86,7 +87,7 @@ class Plan:
     resident: int  # programs per processor
     instructions: float  # of a warp, per row
     bytes: float  # per row
-    addresses: int = 0  # further on AMD: instructions have no room for the distance of a layer's words and scalars
+    addresses: int = 0  # further registers on AMD: its instructions have no room for the distance of a layer's words
     whole_rows: bool = True  # else a program sees a segment of each row
     sums_in_registers: bool = True  # else in a buffer of the program's own
     groups: int = 1  # of layers, each with a pass of its own over the rows for its sums
@@ -220,7 +221,8 @@ def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, 
     registers += words + rows * (2 * work.moved + work.size * work.scalars + unrolled)
     addresses = 2 * work.size * work.layers * (columns // work.align) if work.sums else 0
     if hardware.amd and work.sums:
-        addresses += work.size * rows * (work.layers + work.scalars)
+        # Its compiler loads the weights and scalars of all unrolled layers ahead, but for what it can do without.
+        addresses = max(addresses, work.size * work.layers * (columns + 6 * rows) - AMD_CAN_DO_WITHOUT)
     given = -(-min(registers, 255) // 8) * 8
     resident = max(1, min(REGISTER_FILE // (given * num_warps), MOST_WARPS // num_warps))
 

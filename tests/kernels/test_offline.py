@@ -45,6 +45,19 @@ def test_cases_drawn_at_random_do_not_spill():
     assert not found, f"seed {drawn.SEED}: {found}"
 
 
+def test_cases_that_once_spilled():
+    """One of each class that other seeds have found; all but the last on AMD."""
+    some = {"outputs": 1, "bias": True, "needs": (True, True, True)}
+    cases = [
+        Case("gfx1100", "cross_network_bwd", 3013, 4, "mixed", "packed", **some),  # sums in memory
+        Case("gfx1100", "cross_network_bwd", 366, 17, "fp16/32", "packed", **some),  # narrow words, many layers
+        Case("gfx1100", "cross_network_bwd", 160, 25, "fp32", "aligned", **some),  # segments, many layers
+        Case("gfx1100", "cross_logits_bwd", 6952, 5, "mixed", "packed", outputs=7, bias=False),  # many outputs
+        Case("sm_90", "cross_network_bwd", 7058, 1, "fp64", "odd", **some),  # a reduction in float64
+    ]
+    assert not list(drawn.spills(cases))
+
+
 def test_faults_are_named():
     case = Case("sm_90", "cross_network_fwd", 1026, 6, "fp32", "aligned")
     good = Code(registers=100, spills=0, words=frozenset({128}), reads=1, writes=1)
