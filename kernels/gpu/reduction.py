@@ -97,12 +97,12 @@ def reduce_sums(
     N = next(grad for grad in grads if grad is not None).shape[-1]
     rows = packed.shape[0]
     b = unit_columns(b)
-    block = 128 if N <= 4096 else 512
+    block = 128 if N <= 4096 else 2048 // sums.element_size()
     _reduction_kernel[(-(-N // block), rows + (db is not None))](
         sums, dc, packed, b, dw, dv, db,
         N, layers, rows, parts, dc_parts, columns,
         packed.stride(0), 0 if b is None else b.stride(0),
         HAS_BIAS=b is not None and dc is not None, HAS_DC=dc is not None,
         HAS_DY=has_dy, NEED_DW=dw is not None, NEED_DV=dv is not None, NEED_DB=db is not None,
-        BLOCK_P=64 // sums.element_size(), BLOCK_N=block, num_warps=4,
+        BLOCK_P=16, BLOCK_N=block, num_warps=4,
     )  # fmt: skip
