@@ -35,7 +35,7 @@ def interrupt(arguments, has_come, delay):
             time.sleep(0.002)
         time.sleep(delay)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=240)
     return process.returncode, errors.strip()
 
 
@@ -90,6 +90,6 @@ def test_a_command_in_the_background_ignores_it(run):
         while "libtorch" not in Path(f"/proc/{child}/maps").read_text():
             time.sleep(0.002)
         subprocess.run(["kill", "-INT", str(child)], check=True)
-        printed, _ = shell.communicate(timeout=60)
+        printed, _ = shell.communicate(timeout=240)
     assert shell.returncode == 0
     assert "dcn, finished" in printed

@@ -37,7 +37,7 @@ def trained(cache, tmp_path_factory):
         create(folder / name, cache, experiment(cache, **changes))
     create(folder / "undisturbed", cache, experiment(cache, **DROPOUT))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    process = subprocess.run([*torchrun, str(WORKER), str(folder)], capture_output=True, text=True, timeout=170)
+    process = subprocess.run([*torchrun, str(WORKER), str(folder)], capture_output=True, text=True, timeout=600)
     assert process.returncode == 0, process.stderr[-4000:]
     done = json.loads((folder / "done.json").read_text())
     assert done == {"size": 2, "gathered": [[1.0] * 3] * 2}

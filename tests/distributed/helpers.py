@@ -95,7 +95,7 @@ def newest_step(run, name="last"):
     return max(steps, default=0)
 
 
-def wait_for(process, condition, seconds=90):
+def wait_for(process, condition, seconds=360):
     deadline = time.monotonic() + seconds
     while not condition():
         assert process.poll() is None, process.communicate()[1]

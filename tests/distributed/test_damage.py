@@ -78,7 +78,7 @@ def test_two_processes_hold_one_lock(cache, tmp_path, capsys):
     assert main(["train", "--resume", str(run)]) == 2
     assert "is in use by process" in capsys.readouterr().err
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 130, errors
     assert not list(run.glob(".*"))
 
@@ -86,7 +86,7 @@ def test_two_processes_hold_one_lock(cache, tmp_path, capsys):
 def test_a_start_that_fails_on_one_rank_leaves_nothing(cache, tmp_path):
     """Found on all ranks (a batch of one row for two of them), and on one alone (damaged rows of the second)."""
     process = start(arguments(cache, tmp_path / "small", processes=2, batch_size=1))
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=480)
     assert process.returncode == 2, errors
     assert "a batch needs a row for each of 2 ranks; got 1" in errors
     assert list(tmp_path.iterdir()) == []

@@ -44,7 +44,7 @@ def test_a_killed_worker_is_restarted_and_ends_like_the_undisturbed_run(cache, t
     assert len(workers) == 2
     os.kill(workers[1], signal.SIGKILL)
     killed_at = newest_step(run)
-    output, errors = process.communicate(timeout=120)
+    output, errors = process.communicate(timeout=480)
     assert process.returncode == 0, errors
     assert killed_at < 78
     assert errors.count("2 processes on cpu") == 2  # the second time after the restart
@@ -64,7 +64,7 @@ def test_interrupted_on_two_resumed_on_one_and_finished_on_two(cache, tmp_path):
     while "step 13:" not in (line := process.stderr.readline()):
         assert process.poll() is None, line
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 130, errors
     assert f"continue with: fastcross train --resume {run} --processes 2" in errors
     assert "Traceback" not in errors
@@ -74,7 +74,7 @@ def test_interrupted_on_two_resumed_on_one_and_finished_on_two(cache, tmp_path):
         resume(run, show=interrupt, processes=processes)
     assert first < newest_step(run) < 78
     process = start(["train", "--resume", str(run), "--processes", "2"])
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=480)
     assert process.returncode == 0, errors
     assert main(arguments(cache, one, epochs=3)) == 0
     assert main(["train", "--resume", str(one), "--processes", "2"]) == 2
@@ -96,7 +96,7 @@ def test_a_corrupt_part_on_one_rank_stops_all_with_one_message(cache, tmp_path):
     cache_of_it = type(cache).open(damaged)
     began = time.monotonic()
     process = start([*arguments(cache_of_it, tmp_path / "run", processes=2), "--distributed"])
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=480)
     assert process.returncode == 2
     said = [line for line in errors.splitlines() if line.startswith("fastcross train:")]
     assert len(said) == 1, errors

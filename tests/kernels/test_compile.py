@@ -190,7 +190,7 @@ assert torch.allclose(y, reference.cross_layer(x0, x, w, b), atol=1e-5)
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_OPT": "1"}
     run = [sys.executable, "-c", script]
     processes = [subprocess.Popen(run, env=environment, stderr=subprocess.PIPE, text=True) for _ in range(4)]
-    said = [process.communicate(timeout=300)[1] for process in processes]
+    said = [process.communicate(timeout=600)[1] for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, said
     assert sorted(said) == ["", "", "", "compiling the CPU kernels (once per machine)…\n"]
     assert len(list(tmp_path.iterdir())) == 1

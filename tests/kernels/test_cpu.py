@@ -81,7 +81,7 @@ def test_forked_data_loader_workers(two_threads):
     y = net(x)
     y.sum().backward()
     loader = torch.utils.data.DataLoader(
-        Rows(net, x0), batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=60
+        Rows(net, x0), batch_size=4, num_workers=2, multiprocessing_context="fork", timeout=240
     )
     outputs, grads = (torch.cat(parts) for parts in zip(*loader, strict=True))
     assert torch.equal(outputs, y.detach()[:8])
@@ -98,7 +98,7 @@ def test_a_fork_of_a_process_with_a_pool_makes_its_own(two_threads):
     if child == 0:
         same = cpu.cross_network_fwd(x0, w, b, False)[0].numpy().tobytes() == expected
         os._exit(0 if same and len(threads._pool(os.getpid(), 1)._threads) == 1 else 1)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while (finished := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     if finished[0] == 0:

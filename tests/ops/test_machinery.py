@@ -51,7 +51,7 @@ def test_a_fork_before_the_first_call():
         if child == 0:
             fastcross.cross_network(x0, w, w)
             os._exit(0)
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 480
         while os.waitpid(child, os.WNOHANG)[0] == 0:
             if time.monotonic() > deadline:
                 os.kill(child, signal.SIGKILL)

@@ -179,7 +179,7 @@ def test_killed(folder, tmp_path):
     command = [sys.executable, "-m", "fastcross", *map(str, arguments), *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 480
         while not (target / "metrics.csv").exists():
             assert process.poll() is None
             assert time.monotonic() < deadline

@@ -19,7 +19,7 @@ from fastcross.training.run_folder import Run
 from tests.training.helpers import assert_same_weights, small_dcn, weights
 
 CPU = torch.device("cpu")
-LIMIT = 30  # seconds that a test waits for what must happen
+LIMIT = 120  # seconds that a test waits for what must happen
 
 
 def small_batch(i):

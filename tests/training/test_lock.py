@@ -72,7 +72,7 @@ while turns < 25:
         time.sleep(0.0002)
 """
     processes = [subprocess.Popen([sys.executable, "-c", script]) for _ in range(3)]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0, 0]
+    assert [process.wait(timeout=480) for process in processes] == [0, 0, 0]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -87,7 +87,7 @@ def test_a_run_is_resumed_once_and_its_folder_taken_once(cache, tmp_path):
     with pytest.raises(RunInUse, match=f"in use by process {process.pid} "):
         Experiment(Dataset(str(cache.path)), training=TrainingConfig(epochs=1)).run(run)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=240)
     assert process.returncode == 130
     again = [start(["train", "--resume", str(run)]) for _ in range(3)]
     errors = []

@@ -106,11 +106,11 @@ def test_ctrl_c_leaves_a_study_to_go_on_with(cache):
         [*command, *slow, "--pruner", "none"], stderr=subprocess.PIPE, text=True, env=environment
     )
     runs = Path("study/runs/dcn-0000/metrics.csv")
-    end = time.monotonic() + 120
+    end = time.monotonic() + 480
     while not runs.exists() and time.monotonic() < end and process.poll() is None:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    error = process.communicate(timeout=120)[1]
+    error = process.communicate(timeout=480)[1]
     assert process.returncode == 130, error
     assert "interrupted; go on with: fastcross tune --resume study --trials 2" in error
     assert "Traceback" not in error
