@@ -10,6 +10,7 @@ import fcntl
 import functools
 import hashlib
 import importlib
+import inspect
 import os
 import sys
 import tempfile
@@ -56,8 +57,8 @@ def compiled(kernel: str | Callable[[Any], object], dtype: torch.dtype) -> Calla
 def _make(kernel: str | Callable[[Any], object], dtype: torch.dtype) -> Callable[[Any], None]:
     with _lock:
         if (kernel, dtype) not in _kernels:  # otherwise another thread was faster
-            stem = kernel if isinstance(kernel, str) else kernel.__name__
-            name = f"fastcross-{stem}-{str(dtype).removeprefix('torch.')}-{_digest()}.o"
+            stem, *files = (kernel,) if isinstance(kernel, str) else (kernel.__name__, inspect.getfile(kernel))
+            name = f"fastcross-{stem}-{str(dtype).removeprefix('torch.')}-{_digest(*files)}.o"
             code = _read(name)
             if code is None:
                 with _alone():
@@ -177,9 +178,9 @@ def _alone() -> Iterator[None]:
 
 
 @functools.cache
-def _digest() -> str:
-    """Of all that the machine code depends on: the sources, the compilers, the processor."""
-    files = sorted(Path(__file__).parent.rglob("*.py"))
+def _digest(*others: str) -> str:
+    """Of all that the machine code depends on: the sources, other files among them, the compilers, the processor."""
+    files = [*sorted(Path(__file__).parent.rglob("*.py")), *map(Path, others)]
     sources = b"".join(file.read_bytes() for file in files)
     compilers = version("numba"), version("llvmlite")
     processor = llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten()

@@ -15,8 +15,8 @@ from fastcross.kernels.cpu.results import cast_as, kept, rows_as
 
 # Rows from which on packing the vectors costs less than it saves.
 PACK_ROWS = 16
-# Bytes of x0 from which on it is memory that is waited for: rows are asked for ahead. Less is found in a cache.
-FETCH_BYTES = 4 << 20
+# Bytes of x0 from which on a core has not all in a cache of its own: rows are asked for ahead.
+FETCH_BYTES = 1 << 19
 
 # What comes before the rows, of a forward and of a backward pass.
 PREPARE = Layout(
@@ -78,7 +78,6 @@ BACKWARD = Layout(
         "coefficient": real(lambda n: 4 * (n.K + 1)),  # dp_l, dq_c and α_L, for the rows of a block
         "alpha": wide(lambda n: 4 * (n.L + 1)),
         "a": wide(lambda n: 4),
-        "no_g": real(lambda n: n.padded if n.C else 0),  # a row of zeros
         "sums": real(lambda n: (n.K + 1) * n.padded),  # packed like the vectors, Σ g last
         "totals": wide(lambda n: (n.K + 1) * n.padded),
         "errors": wide(lambda n: (n.K + 1) * n.padded if n.lanes == 4 else 0),  # for float64

@@ -3,9 +3,10 @@
 From a declaration follow the checks of every tensor behind an address, the results, the packed task, the size and the
 place of every piece of scratch, and, inside the kernel (``native/unpack.py``), the values under the same names.
 
-A task is a block of 64-bit words: the number of the next chunk, how many chunks there are, how many items each of them
-has, how many items there are in all, how many bytes of scratch each chunk has for itself; the address of the scratch
-memory; the position that a chunk reported; then a word for each field, in the order of declaration.
+A task is a block of 64-bit words: which chunks are taken (``native/claim.py``), how many chunks there are, how many
+items each of them has, how many items there are in all, how many bytes of scratch each chunk has for itself; the
+address of the scratch memory; the position that a chunk reported; how many chunks are a thread's own, and the address
+of the function that tells the thread's number; then a word for each field, in the order of declaration.
 """
 
 from collections.abc import Mapping

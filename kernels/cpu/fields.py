@@ -9,7 +9,9 @@ REAL, WIDE, INDEX, INTEGER, SCALAR = "real", "wide", "index", "integer", "scalar
 SHARED, OWN = "shared", "own"
 # What a kernel sees of the first words, and the words that it does not see.
 HEADER = ("chunk", "chunks", "start", "stop", "own_bytes")
-WORD_OF_MEMORY, WORD_OF_FOUND, HIDDEN = len(HEADER), len(HEADER) + 1, 2
+WORD_OF_MEMORY, WORD_OF_FOUND, WORD_OF_SHARE, WORD_OF_ASKING = range(len(HEADER), len(HEADER) + 4)
+HIDDEN = 4
+CLAIMS = 64  # chunks that a task's first word has bits for
 REGISTER_BYTES = 32  # of a vector
 
 Size = Callable[[Any], int]  # from the sizes, as attributes, to a number

@@ -14,6 +14,7 @@ from fastcross.kernels.cpu.compile import compiled
 from fastcross.kernels.cpu.declaration import Declaration
 from fastcross.kernels.cpu.door import addresses_of, addresses_of_fresh, check, reach, scratch
 from fastcross.kernels.cpu.fields import (
+    CLAIMS,
     HEADER,
     HIDDEN,
     INDEX,
@@ -25,7 +26,7 @@ from fastcross.kernels.cpu.fields import (
     Result,
 )  # fmt: skip
 from fastcross.kernels.cpu.internals import filling_maker
-from fastcross.kernels.cpu.threads import Task, run_in_turn
+from fastcross.kernels.cpu.threads import Task, run_in_turn, thread_number
 from fastcross.kernels.rows import stride_like
 
 # Multiply-adds that are worth a thread of their own, and a chunk of their own.
@@ -67,7 +68,8 @@ class Plan:
         self.pieces, self.bytes, own_bytes = self._place(known)
         # What a task's block holds, but for addresses and scalars, which differ from call to call.
         word = self.word = {field.name: HIDDEN + i for i, field in enumerate(layout.fields) if i >= len(HEADER)}
-        self._words = [0, self.chunks, chunk_items, items, own_bytes, 0, -1] + [0] * len(word)
+        share = -(-self.chunks // self.threads)
+        self._words = [0, self.chunks, chunk_items, items, own_bytes, 0, -1, share, thread_number()] + [0] * len(word)
         for name in layout.integers:
             self._words[word[name]] = int(values[name])
         for name, offset, _ in self.pieces:
@@ -204,6 +206,6 @@ def chunks(items: int, work: int, threads: int, together: int) -> Chunks:
     threads = min(threads, items, items * work // WORK_PER_THREAD)
     if threads < 2:
         return Chunks(1, 1, items)
-    number = threads * min(CHUNKS_PER_THREAD, max(1, items * work // (threads * WORK_PER_CHUNK)))
-    each = -(-items // (together * number)) * together
+    share = max(1, min(CHUNKS_PER_THREAD, CLAIMS // threads, items * work // (threads * WORK_PER_CHUNK)))
+    each = -(-items // (together * threads * share)) * together
     return Chunks(threads, -(-items // each), each)

@@ -76,15 +76,29 @@ def _run_on_pool(kernel: Callable[[Any], object], block: Any, threads: int) -> N
 
 
 @functools.cache
+def thread_number() -> int:
+    """The address of ``int omp_get_thread_num()``: 0 on the calling thread, and outside of OpenMP; 0 without OpenMP."""
+    function = _found("omp_get_thread_num")
+    return (ctypes.cast(function, ctypes.c_void_p).value or 0) if function is not None else 0
+
+
+@functools.cache
 def _openmp() -> Any:
     """GOMP_parallel(function, data, threads, flags), which GNU's and Intel's runtimes have; None elsewhere."""
-    try:
-        parallel = ctypes.CDLL(torch._C.__file__).GOMP_parallel
-    except (AttributeError, OSError):
+    parallel = _found("GOMP_parallel")
+    if parallel is None:
         return None
     parallel.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
     parallel.restype = None
     return parallel
+
+
+def _found(name: str) -> Any:
+    """A function of PyTorch's own OpenMP runtime."""
+    try:
+        return getattr(ctypes.CDLL(torch._C.__file__), name)
+    except (AttributeError, OSError):
+        return None
 
 
 @functools.cache

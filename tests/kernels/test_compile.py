@@ -161,6 +161,15 @@ def test_other_sources_compilers_or_processors_are_other_files(start, tmp_path, 
         cpu_compile._digest.cache_clear()
 
 
+def test_a_function_of_another_file_is_kept_for_that_file_alone(tmp_path):
+    file = tmp_path / "kernel.py"
+    file.write_text("one")
+    before = cpu_compile._digest(str(file))
+    file.write_text("another")
+    cpu_compile._digest.cache_clear()
+    assert len({before, cpu_compile._digest(str(file)), cpu_compile._digest()}) == 3
+
+
 def test_a_forked_worker_says_nothing(start, tmp_path, monkeypatch):
     process = start(tmp_path)
     monkeypatch.setattr(cpu_compile, "HOME", os.getpid() + 1)

@@ -6,7 +6,7 @@ alone in a block that is the same row four times (its stride is 0): what is writ
 takes the first. Sums over rows run in the storage dtype for some rows and in float64 across them.
 """
 
-from fastcross.kernels.cpu.native.fours import add_scaled, four_times, load_four, put_totals
+from fastcross.kernels.cpu.native.fours import add_products, add_scaled, four_times, load_four, put_totals
 from fastcross.kernels.cpu.native.simd import (
     add,
     add_exactly,
@@ -64,14 +64,51 @@ def dots_with_two(block, vectors, step, vector_step, d, out, ahead):
 
 
 @inline
-def dots_with_all(block, vectors, step, vector_step, d, K, out):
-    """The dots with K vectors, ``vector_step`` elements apart, as a forward pass has them; ``out`` is (K, 4)."""
-    nothing = (block[0], block[0], 0)
-    for k in range(0, K, 2):
-        if k + 1 < K:
-            dots_with_two(block, at(vectors, k * vector_step), step, vector_step, d, at(out, 4 * k), nothing)
+def dots_with_three(block, vectors, step, vector_step, d, out, ahead):
+    """The dots with three vectors, as many as the registers hold the sums of; ``out`` is (3, 4)."""
+    n = lanes(vectors)
+    full, k = d - d % n, 0
+    sums = (four_times(zeros(vectors)), four_times(zeros(vectors)), four_times(zeros(vectors)))
+    for j in range(0, full, n):
+        fetch(ahead, j)
+        three = (load(vectors, k), load(vectors, k + vector_step), load(vectors, k + 2 * vector_step))
+        sums = add_products(three, block, j, sums)
+        k += step
+    s, t, u = sums
+    if full < d:
+        x = load_four(block, full, d - full)
+        s = add_scaled(four_times(load_upto(vectors, k, d - full)), x, s)
+        t = add_scaled(four_times(load_upto(vectors, k + vector_step, d - full)), x, t)
+        u = add_scaled(four_times(load_upto(vectors, k + 2 * vector_step, d - full)), x, u)
+    put_totals(out, s)
+    put_totals(at(out, 4), t)
+    put_totals(at(out, 8), u)
+
+
+@inline
+def passes(K):
+    """How many passes over a block take its dots with K vectors: by threes, and twos for what they leave."""
+    return (K + 2) // 3
+
+
+@inline
+def dots_with_all(block, vectors, step, vector_step, d, K, out, ahead):
+    """The dots with K vectors, ``vector_step`` elements apart; ``out`` is (K, 4). Returns what is then ahead."""
+    n, k = lanes(vectors), 0
+    x_ahead, y_ahead, share = ahead
+    while k < K:
+        vector, dots, more = at(vectors, k * vector_step), at(out, 4 * k), (x_ahead, y_ahead, share)
+        if k + 3 <= K and k + 4 != K:
+            dots_with_three(block, vector, step, vector_step, d, dots, more)
+            k += 3
+        elif k + 2 <= K:
+            dots_with_two(block, vector, step, vector_step, d, dots, more)
+            k += 2
         else:
-            dots_with_one(block, at(vectors, k * vector_step), step, d, at(out, 4 * k), nothing)
+            dots_with_one(block, vector, step, d, dots, more)
+            k += 1
+        x_ahead, y_ahead = at(x_ahead, d // n * share), at(y_ahead, d // n * share)
+    return x_ahead, y_ahead, share
 
 
 @inline

@@ -14,7 +14,7 @@ lines of the first cache and push each other out.
 """
 
 from fastcross.kernels.cpu.cross_network import FORWARD, PREPARE
-from fastcross.kernels.cpu.native.blocks import dots_with_one, dots_with_two, fetch
+from fastcross.kernels.cpu.native.blocks import dots_with_all, fetch, passes
 from fastcross.kernels.cpu.native.fours import add_scaled, four_times, load_four, splat_four, store_four
 from fastcross.kernels.cpu.native.simd import (
     add,
@@ -70,20 +70,13 @@ def cross_network_fwd(block):
         vectors, step, vector_step = (task.packed, K * n, n) if task.packs else (task.w, n, d)
         full = d - d % n
         # Of the next block, for each register's width of each of the passes below.
-        share = 4 * n // (-(-K // 2) + 1) if task.fetches else 0
+        share = 4 * n // (passes(K) + 1) if task.fetches else 0
         while r < stop:
             across, here = (1, 4) if r + 4 <= stop else (0, 1)
             x = (at(x0, r * task.stride_x0), across * task.stride_x0)
             x_ahead = at(x0, (r + 4) * task.stride_x0)
             y_ahead = x_ahead if C else at(y, (r + 4) * task.stride_y)
-            for k in range(0, K, 2):
-                ahead = (x_ahead, y_ahead, share)
-                vector, p_block = at(vectors, k * vector_step), at(dots, 4 * k)
-                if k + 1 < K:
-                    dots_with_two(x, vector, step, vector_step, d, p_block, ahead)
-                else:
-                    dots_with_one(x, vector, step, d, p_block, ahead)
-                x_ahead, y_ahead = at(x_ahead, full // n * share), at(y_ahead, full // n * share)
+            ahead = dots_with_all(x, vectors, step, vector_step, d, K, dots, (x_ahead, y_ahead, share))
             for i in range(4):
                 alpha[i] = 1
             for k in range(L):
@@ -98,7 +91,7 @@ def cross_network_fwd(block):
             if C == 0:
                 y_block, t = (at(y, r * task.stride_y), across * task.stride_y), splat_four(task.alpha_L)
                 for j in range(0, full, n):
-                    fetch((x_ahead, y_ahead, share), j)
+                    fetch(ahead, j)
                     store_four(y_block, j, add_scaled(t, load_four(x, j, n), four_times(load(beta, j))), n)
                 if full < d:
                     values = add_scaled(t, load_four(x, full, d - full), four_times(load(beta, full)))

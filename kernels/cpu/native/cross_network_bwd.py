@@ -30,6 +30,7 @@ from fastcross.kernels.cpu.native.simd import (
     fma,
     inline,
     is_double,
+    known,
     lanes,
     least,
     load,
@@ -42,6 +43,7 @@ from fastcross.kernels.cpu.native.simd import (
     store,
     store_upto,
     widen,
+    zeros,
     zeros_wide,
 )  # fmt: skip
 from fastcross.kernels.cpu.native.unpack import first, take
@@ -65,16 +67,18 @@ def cross_network_bwd(block):
             clear(task.totals, size)
             if is_double(sums):
                 clear(task.errors, size)
-        if C > 0:
-            clear(task.no_g, padded)
         for k in range(K):
             ends[k], task.end_errors[k] = 0, 0
-        needs = (task.need_dx0, task.need_dw or task.need_dv, task.need_db and C == 0)
+        stride, yes, no, nothing = task.stride_x0, known(True), known(False), known(0)
+        needs = (task.need_dx0 > 0, task.need_dw > 0 or task.need_dv > 0, task.need_db > 0 and C == 0, C == 0)
+        is_usual = (
+            needs[0] and needs[1] and task.packs and task.stride_dx0 == stride and (C > 0 or task.stride_dout == stride)
+        )
         while r < stop:
             across, here = (1, 4) if r + 4 <= stop else (0, 1)
             x = (at(x0, r * task.stride_x0), across * task.stride_x0)
             dx = (at(dx0, r * task.stride_dx0), across * task.stride_dx0)
-            g = (task.no_g, 0)  # logits: the output has no gradient of its own
+            g = x  # never read: logits are all that has a gradient
             if C == 0:
                 g = (at(dout, r * task.stride_dout), across * task.stride_dout)
                 dots_of_pairs(x, g, d, coefficient)
@@ -83,7 +87,7 @@ def cross_network_bwd(block):
                     for i in range(4):
                         dots[4 * k + i] = task.p[k * M + r + i * across]
             else:
-                dots_with_all(x, vectors, step, vector_step, d, K, dots)
+                dots_with_all(x, vectors, step, vector_step, d, K, dots, (x[0], x[0], nothing))
             for i in range(4):
                 a[i] = coefficient[i] if C == 0 else 0
                 alpha[i] = 1
@@ -107,22 +111,24 @@ def cross_network_bwd(block):
             rows = (x, g, dx, vectors, coefficient, sums, step, vector_step)
             if here == 1:
                 for j in range(0, d, n):
-                    _columns(rows, j, least(n, d - j), K, needs, True)
+                    _columns(rows, j, least(n, d - j), K, needs, yes)
             else:
                 g_ahead = at(dout, (r + 4) * task.stride_dout) if C == 0 else at(x0, (r + 4) * task.stride_x0)
                 ahead = (at(x0, (r + 4) * task.stride_x0), g_ahead, at(dx0, (r + 4) * task.stride_dx0))
-                # What is known to the compiler is written out: all gradients, and three vectors (the usual depth, as
-                # a network and with a head) take a sixth less time than any number of them.
-                if not (needs[0] and needs[1]):
-                    _all_columns(rows, ahead, full, K, needs, False)
-                elif K == 3:
-                    _all_columns(rows, ahead, full, 3, (True, True, needs[2]), task.fetches)
-                elif K == 4:
-                    _all_columns(rows, ahead, full, 4, (True, True, needs[2]), task.fetches)
+                # What the compiler knows it writes out; with one stride for all, addresses have registers enough.
+                if not is_usual:
+                    _all_columns(rows, ahead, full, K, needs, task.fetches * needs[0])
+                elif K == 3 and needs[2]:
+                    rows = ((x[0], stride), (g[0], stride), (dx[0], stride), vectors, coefficient, sums, 3 * n, n)
+                    _all_columns(rows, ahead, full, known(3), (yes, yes, yes, yes), task.fetches)
+                elif K == 4 and C > 0:
+                    rows = ((x[0], stride), g, (dx[0], stride), vectors, coefficient, sums, 4 * n, n)
+                    _all_columns(rows, ahead, full, known(4), (yes, yes, no, no), task.fetches)
                 else:
-                    _all_columns(rows, ahead, full, K, (True, True, needs[2]), task.fetches)
+                    rows = ((x[0], stride), g, (dx[0], stride), vectors, coefficient, sums, K * n, n)
+                    _all_columns(rows, ahead, full, K, (yes, yes, needs[2], needs[3]), task.fetches)
                 if full < d:
-                    _columns(rows, full, d - full, K, needs, False)
+                    _columns(rows, full, d - full, K, needs, no)
             if not few and is_full(r, r + here, start, stop, sums):
                 flush(task.totals, task.errors, sums, size)
             r += here
@@ -139,7 +145,7 @@ def _all_columns(rows, ahead, full, K, needs, fetches):
                 prefetch(ahead[0], line)
                 prefetch(ahead[1], line)
                 prefetch_write(ahead[2], line)
-        _columns(rows, j, n, K, needs, False)
+        _columns(rows, j, n, K, needs, known(False))
 
 
 @inline
@@ -147,9 +153,13 @@ def _columns(rows, j, count, K, needs, alone):
     """One register's width of four rows of dx0, or of one, and what they add to every sum."""
     x, g, dx, vectors, coefficient, sums, step, vector_step = rows
     n = lanes(vectors)
-    need_dx0, need_dvectors, need_sum_of_g = needs
-    x_j, g_j = load_four(x, j, count), load_four(g, j, count)
+    need_dx0, need_dvectors, need_sum_of_g, has_g = needs
+    x_j, g_j = load_four(x, j, count), four_times(zeros(vectors))
+    if has_g:
+        g_j = load_four(g, j, count)
     vector, row = at(vectors, j // n * step), at(sums, j * (K + 1))
+    if need_sum_of_g:  # at once: the registers are few
+        store(row, K * n, plain_sum(only_first(g_j, alone), load(row, K * n)))
     dx_j = scale_four(splat_four(at(coefficient, 4 * K)), g_j)
     for k in range(K):
         t = splat_four(at(coefficient, 4 * k))
@@ -160,8 +170,6 @@ def _columns(rows, j, count, K, needs, alone):
             store(row, k * n, weighted_sum(t, only_first(x_j, alone), load(row, k * n)))
     if need_dx0:
         store_four(dx, j, dx_j, count)
-    if need_sum_of_g:
-        store(row, K * n, plain_sum(only_first(g_j, alone), load(row, K * n)))
 
 
 def cross_network_finish(block):

@@ -11,6 +11,7 @@ from fastcross.kernels.cpu.native.emit import (
     FASTMATH,
     I64,
     emit_fma,
+    emit_load,
     emit_loads_upto,
     emit_splat,
     emit_stores_upto,
@@ -110,6 +111,25 @@ def add_four(typing, x, y):
 def add_scaled(typing, t, x, y):
     """t_i x_i + y_i."""
     return _four(emit_fma)(typing, t, x, y)
+
+
+@intrinsic
+def add_products(typing, vectors, block, j, sums):
+    """vector_k x_i + sums_ki, with a register's width of row i as x_i.
+
+    Row by row: with three vectors and one x_i at a time twelve sums are just as many as there are registers left.
+    """
+
+    def generate(context, builder, signature, args):
+        v = [builder.extract_value(args[0], k) for k in range(len(vectors))]
+        after = [[builder.extract_value(args[3], [k, i]) for i in range(4)] for k in range(len(vectors))]
+        for i, place in enumerate(_rows(builder, *args[1:3])):
+            x = emit_load(builder, *place, vectors.dtype)
+            for k in range(len(vectors)):
+                after[k][i] = emit_fma(builder, v[k], x, after[k][i])
+        return context.make_tuple(builder, sums, [context.make_tuple(builder, sums.dtype, four) for four in after])
+
+    return sums(vectors, block, types.int64, sums), generate
 
 
 @intrinsic

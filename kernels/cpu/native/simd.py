@@ -43,6 +43,15 @@ def lanes(typing, pointer):
 
 
 @intrinsic
+def known(typing, value):
+    """An integer or a boolean that LLVM knows, and Numba does not: that would compile a function anew for each one."""
+    if not isinstance(value, types.Literal):  # Numba tries both
+        return None
+    kind = types.unliteral(value)
+    return kind(value), lambda context, builder, signature, args: context.get_constant(kind, value.literal_value)
+
+
+@intrinsic
 def at(typing, pointer, index):
     """The pointer to the element ``index``."""
     return pointer(pointer, types.int64), lambda context, builder, signature, args: builder.gep(args[0], [args[1]])

@@ -22,6 +22,7 @@ from fastcross.kernels.cpu.fields import (
     WORD_OF_MEMORY,
     Field,
 )  # fmt: skip
+from fastcross.kernels.cpu.native.claim import emit_claim
 
 _WORD = ir.IntType(64)
 
@@ -85,8 +86,7 @@ class _Unpack:
 
     def header(self, takes: bool) -> list[ir.Value]:
         builder, chunks, length, items = self.builder, self.word(1), self.word(2), self.word(3)
-        # All that the threads of a call exchange: each takes the next number.
-        chunk = builder.atomic_rmw("add", self.words, _WORD(1), "monotonic") if takes else _WORD(0)
+        chunk = emit_claim(builder, self.words, chunks) if takes else _WORD(0)  # all that the threads exchange
         start = builder.mul(chunk, length)
         end = builder.add(start, length)
         stop = builder.select(builder.icmp_signed("<", end, items), end, items)
