@@ -3,30 +3,19 @@
 On a GPU, or in Triton's interpreter, where ``test_triton_interpreter.py`` runs this file.
 """
 
-import os
-
 import pytest
 import torch
 from accuracy import assert_as_good
 from no_waits import NoWaits
+from triton_place import MARKS
 
 from fastcross import reference
 from fastcross.batch import Bag
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.ops import embedding_stack, internals
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
-pytestmark = [] if INTERPRETING else [pytest.mark.gpu]
+pytestmark = MARKS
 HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
-
-
-@pytest.fixture
-def device():
-    if INTERPRETING:
-        return "cpu"
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU, and TRITON_INTERPRET is not set")
-    return "cuda"
 
 
 def operands(device, rows, widths, dtype=SINGLE, bags=0, weighted=False, dense=2, height=11):

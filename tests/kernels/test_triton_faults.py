@@ -6,28 +6,18 @@ On a GPU, or in Triton's interpreter, where ``test_triton_interpreter.py`` runs 
 import contextlib
 import copy
 import io
-import os
 import pickle
 
 import pytest
 import torch
 from torch.optim.swa_utils import AveragedModel
+from triton_place import MARKS
 
 from fastcross.batch import Bag
 from fastcross.layers.embedding import EmbeddingStack
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
-pytestmark = [] if INTERPRETING else [pytest.mark.gpu]
+pytestmark = MARKS
 FAULT = "feature 0 has 5 ids, 0 to 4; got id 9 in row 1"
-
-
-@pytest.fixture
-def device():
-    if INTERPRETING:
-        return "cpu"
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU, and TRITON_INTERPRET is not set")
-    return "cuda"
 
 
 def make(place):

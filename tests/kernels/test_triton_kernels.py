@@ -4,16 +4,14 @@ A process either interprets or compiles: tests/test_triton_interpreter.py runs t
 otherwise, the tests need a GPU, which is looked for when one runs and not when they are collected.
 """
 
-import os
-
 import pytest
 import torch
 from accuracy import assert_as_good_as_eager, evaluate
+from triton_place import INTERPRETING, MARKS
 
 import fastcross
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
-pytestmark = [] if INTERPRETING else [pytest.mark.gpu]
+pytestmark = MARKS
 OPERATORS = ("cross_layer", "cross_network", "cross_logits")
 HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -28,15 +26,6 @@ if INTERPRETING:
         return self.rewrite()(*args, **kwargs) if "fastcross" in self.fn.__module__ else _call(self, *args, **kwargs)
 
     InterpretedFunction.__call__ = _call_helper
-
-
-@pytest.fixture
-def device():
-    if INTERPRETING:
-        return "cpu"
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU, and TRITON_INTERPRET is not set")
-    return "cuda"
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ As test_triton_kernels.py on a GPU or in Triton's interpreter, in which test_tri
 """
 
 import contextlib
-import os
 from unittest import mock
 
 import pytest
@@ -14,6 +13,7 @@ from guarded import Guarded
 from no_waits import NoWaits
 from row_cases import HEIGHT, LR, STEP, UPDATES, compact, copied, draw, exact, update
 from torch import nn
+from triton_place import INTERPRETING, MARKS
 
 from fastcross import optim
 from fastcross.gradients import has_heads, mark_heads
@@ -25,20 +25,10 @@ pytest.importorskip("triton")
 from fastcross.kernels.gpu import row_launch
 from fastcross.kernels.gpu import row_updates as gpu
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
-pytestmark = [] if INTERPRETING else [pytest.mark.gpu]
+pytestmark = MARKS
 interpreted = pytest.mark.skipif(not INTERPRETING, reason="seen in the interpreter")
 WIDTHS = {"aligned": (16, 8, 40, 64), "odd": (3, 16, 1, 33)}
 HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
-
-
-@pytest.fixture
-def device():
-    if INTERPRETING:
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU, and TRITON_INTERPRET is not set")
-    return torch.device("cuda", 0)
 
 
 @pytest.fixture

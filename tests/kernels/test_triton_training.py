@@ -3,28 +3,17 @@
 On a GPU, or in Triton's interpreter, where ``test_triton_interpreter.py`` runs this file.
 """
 
-import os
-
 import pytest
 import torch
+from triton_place import MARKS
 
 from fastcross import DCN, optim
 from fastcross.batch import Bag
 from fastcross.gradients import has_heads
 from fastcross.layers.embedding import EmbeddingStack
 
-INTERPRETING = os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
-pytestmark = [] if INTERPRETING else [pytest.mark.gpu]
+pytestmark = MARKS
 ROWS = 12
-
-
-@pytest.fixture
-def device():
-    if INTERPRETING:
-        return "cpu"
-    if not torch.cuda.is_available():
-        pytest.skip("no GPU, and TRITON_INTERPRET is not set")
-    return "cuda"
 
 
 def make_model(device, backend):
