@@ -20,6 +20,7 @@ FORWARD = Layout(
     items="M",
     together=4,
     work=lambda n: 2 * n.d,
+    adds_up=False,
     operands={"x0": rows("M", "d"), "x": rows("M", "d"), "w": whole("d"), "b": whole("d", optional=True)},
     results={"y": rows_like("x0", "M", "d")},
     derived=_PADDED,

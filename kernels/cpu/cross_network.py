@@ -43,6 +43,7 @@ FORWARD = Layout(
     items="M",
     together=4,
     work=lambda n: (n.K + 1) * n.d,
+    adds_up=False,
     operands={"x0": rows("M", "d")},
     results={
         "y": rows_like("x0", "M", "d", when="writes_y"),

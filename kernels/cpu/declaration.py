@@ -22,7 +22,8 @@ class Declaration:
     """The declaration of a kernel, or of several that work on the same task one after another.
 
     ``items`` names the size that is split into chunks, of a multiple of ``together`` items each but for the last;
-    ``work`` gives the multiply-adds per item. Sizes come from the operands' shapes (0 where an operand is absent) and
+    ``work`` gives the multiply-adds per item, and ``adds_up`` says whether chunks have sums of their own, which makes
+    many of them costly. Sizes come from the operands' shapes (0 where an operand is absent) and
     from the caller (``sizes``); the ``derived`` ones follow from them, and from ``lanes``, the elements of a register.
 
     A kernel sees all of them, the operands, the results, the ``scalars`` (of the storage dtype), the ``shared`` scratch
@@ -41,6 +42,7 @@ class Declaration:
         items: str,
         work: Size,
         together: int = 1,
+        adds_up: bool = True,
         operands: Mapping[str, Operand] = NOTHING,
         results: Mapping[str, Result] = NOTHING,
         sizes: tuple[str, ...] = (),
@@ -52,6 +54,7 @@ class Declaration:
         kernels: tuple[str, ...] = (),
     ) -> None:
         self.name, self.items, self.work, self.together, self.kernels = name, items, work, together, kernels
+        self.adds_up = adds_up
         self.operands, self.results, self.derived = dict(operands), dict(results), dict(derived)
         self.sizes, self.scalars, self.shared, self.own = sizes, scalars, dict(shared), dict(own)
         if extends is not None:

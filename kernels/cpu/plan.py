@@ -29,8 +29,8 @@ from fastcross.kernels.cpu.internals import filling_maker
 from fastcross.kernels.cpu.threads import Task, run_in_turn, thread_number
 from fastcross.kernels.rows import stride_like
 
-# Multiply-adds that are worth a thread of their own, and a chunk of their own.
-WORK_PER_THREAD, WORK_PER_CHUNK = 1 << 16, 1 << 20
+# Multiply-adds that are worth a thread of their own, and a chunk of their own with sums and without.
+WORK_PER_THREAD, WORK_PER_CHUNK, WORK_PER_PLAIN_CHUNK = 1 << 16, 1 << 20, 1 << 16
 CHUNKS_PER_THREAD = 4
 KEPT_BYTES = 1 << 16  # of scratch memory, which small calls leave to the next
 ALIGNMENT = 64  # bytes: no two pieces share a cache line, so that no two threads do
@@ -64,7 +64,8 @@ class Plan:
             shape = [values[size] for size in operand.shape]
             check(name, t, _dtype(operand.kind, dtype), shape, operand.are_rows)
         items = values[layout.items]
-        self.threads, self.chunks, chunk_items = chunks(items, layout.work(known), threads, layout.together)
+        least = WORK_PER_CHUNK if layout.adds_up else WORK_PER_PLAIN_CHUNK
+        self.threads, self.chunks, chunk_items = chunks(items, layout.work(known), threads, layout.together, least)
         self.pieces, self.bytes, own_bytes = self._place(known)
         # What a task's block holds, but for addresses and scalars, which differ from call to call.
         word = self.word = {field.name: HIDDEN + i for i, field in enumerate(layout.fields) if i >= len(HEADER)}
@@ -201,11 +202,11 @@ class Chunks(NamedTuple):
     items: int  # of each but the last
 
 
-def chunks(items: int, work: int, threads: int, together: int) -> Chunks:
-    """For ``work`` multiply-adds per item; a single range where they are few."""
+def chunks(items: int, work: int, threads: int, together: int, least: int = WORK_PER_CHUNK) -> Chunks:
+    """For ``work`` multiply-adds per item, ``least`` of them per chunk; a single range where they are few."""
     threads = min(threads, items, items * work // WORK_PER_THREAD)
     if threads < 2:
         return Chunks(1, 1, items)
-    share = max(1, min(CHUNKS_PER_THREAD, CLAIMS // threads, items * work // (threads * WORK_PER_CHUNK)))
+    share = max(1, min(CHUNKS_PER_THREAD, CLAIMS // threads, items * work // (threads * least)))
     each = -(-items // (together * threads * share)) * together
     return Chunks(threads, -(-items // each), each)

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from fastcross.kernels.cpu import threads
+from fastcross.kernels.cpu import cross_network, threads
 from fastcross.kernels.cpu.compile import compiled
 from fastcross.kernels.cpu.fields import CLAIMS, WORD_OF_ASKING, WORD_OF_SHARE, whole
 from fastcross.kernels.cpu.layout import Layout
@@ -85,3 +85,11 @@ def test_many_threads_have_as_many_chunks_as_there_are_bits_for():
     assert chunks(large, 1024, 24, 4)[:2] == (24, 48)
     assert chunks(large, 1024, 64, 4)[:2] == (64, 64)
     assert chunks(large, 1024, 96, 4)[:2] == (96, 96)  # more than bits: these are counted
+
+
+def test_small_chunks_are_for_tasks_that_have_no_sums_of_their_own():
+    given = {"x0": torch.ones(512, 390), "w": torch.ones(3, 390), "b": None, "v": None}
+    needs = {"need_dx0": 1, "need_dw": 1, "need_db": 1, "need_dv": 0}
+    forward = cross_network.FORWARD.task(None, **given, keep_p=1)
+    backward = cross_network.BACKWARD.task(None, **given, **needs, dout=torch.ones(512, 390), p=None)
+    assert (forward.block[1], backward.block[1]) == (8, 2)
