@@ -23,8 +23,8 @@ class Declaration:
 
     ``items`` names the size that is split into chunks, of a multiple of ``together`` items each but for the last;
     ``work`` gives the multiply-adds per item, and ``adds_up`` says whether chunks have sums of their own, which makes
-    many of them costly. Sizes come from the operands' shapes (0 where an operand is absent) and
-    from the caller (``sizes``); the ``derived`` ones follow from them, and from ``lanes``, the elements of a register.
+    many of them costly. Sizes come from the operands' shapes (0 where an operand is absent) and from the caller
+    (``sizes``); the ``derived`` ones follow from them, and from ``lanes``, the elements of a register.
 
     A kernel sees all of them, the operands, the results, the ``scalars`` (of the storage dtype), the ``shared`` scratch
     and its chunk's ``own``, besides ``chunk``, ``chunks``, the range of items ``start``, ``stop``, and ``own_bytes``,
