@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import gc
 import hashlib
 import importlib
 import inspect
@@ -74,10 +75,23 @@ def _compile(kernel: str | Callable[[Any], object], dtype: torch.dtype, name: st
     if isinstance(kernel, str):
         module, function = kernel.split(".")
         kernel = getattr(importlib.import_module(f"fastcross.kernels.cpu.native.{module}"), function)
-    native = importlib.import_module("fastcross.kernels.cpu.native.function").native_function(kernel, dtype)
+    with _no_collection():
+        native = importlib.import_module("fastcross.kernels.cpu.native.function").native_function(kernel, dtype)
     if native.content is not None:
         _write(name, Code(native.symbol, native.content))
     return _function(native.address, native)
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Numba makes millions of objects that die by themselves; looking for others would be a tenth of its time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @functools.cache

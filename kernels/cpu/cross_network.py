@@ -55,7 +55,6 @@ FORWARD = Layout(
     own={
         "dots": real(lambda n: 4 * n.K),  # p, for the rows of a block
         "alpha_L": real(lambda n: 4),
-        "alpha": wide(lambda n: 4),
     },
     kernels=("cross_network.cross_network_prepare", "cross_network.cross_network_fwd"),
 )
@@ -78,12 +77,11 @@ BACKWARD = Layout(
         "dots": real(lambda n: 4 * n.K),  # p, for the rows of a block
         "coefficient": real(lambda n: 4 * (n.K + 1)),  # dp_l, dq_c and α_L, for the rows of a block
         "alpha": wide(lambda n: 4 * (n.L + 1)),
-        "a": wide(lambda n: 4),
         "sums": real(lambda n: (n.K + 1) * n.padded),  # packed like the vectors, Σ g last
         "totals": wide(lambda n: (n.K + 1) * n.padded),
         "errors": wide(lambda n: (n.K + 1) * n.padded if n.lanes == 4 else 0),  # for float64
-        "ends": wide(lambda n: n.K),  # dc_l, Σ dz_c
-        "end_errors": wide(lambda n: n.K),
+        "ends": wide(lambda n: 4 * n.K),  # dc_l, Σ dz_c, of each fourth row
+        "end_errors": wide(lambda n: 4 * n.K),
     },
     kernels=(
         "cross_network.cross_network_prepare",

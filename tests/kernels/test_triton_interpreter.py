@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 
-def test_kernels_in_the_interpreter():
+@pytest.mark.parametrize("name", ["kernels", "bounds", "embedding", "faults", "training", "row_updates"])
+def test_kernels_in_the_interpreter(name):
     pytest.importorskip("triton")
     tests = Path(__file__).parent
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    names = "kernels", "bounds", "embedding", "faults", "training", "row_updates"
-    files = [tests / f"test_triton_{name}.py" for name in names]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", tests / f"test_triton_{name}.py"]
     run = subprocess.run(command, cwd=tests.parent, env=environment, capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-5000:] + run.stderr[-2000:]
 

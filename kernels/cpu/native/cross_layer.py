@@ -8,7 +8,8 @@ A block of four rows is read from memory once. Bytes from memory per row: forwar
 """
 
 from fastcross.kernels.cpu.cross_layer import BACKWARD, FORWARD
-from fastcross.kernels.cpu.native.blocks import clear, dots_of_pairs, dots_with_one, flush, is_full, join
+from fastcross.kernels.cpu.native.blocks import clear, flush, is_full, join
+from fastcross.kernels.cpu.native.dots import dots_of_pairs, dots_with_one
 from fastcross.kernels.cpu.native.fours import (
     add_four,
     add_scaled,
@@ -38,7 +39,7 @@ def cross_layer_fwd(block):
             x0_block = (at(x0, r * task.stride_x0), across * task.stride_x0)
             y_block = (at(y, r * task.stride_y), across * task.stride_y)
             # The rows of x0 come while x is multiplied, the next rows of x by themselves.
-            dots_with_one(x_block, w, n, d, s, (x0_block[0], y_block[0], here * n))
+            dots_with_one(x_block, w, n, 0, d, s, (x0_block[0], y_block[0], here * n))
             for j in range(0, full, n):
                 _forward_columns(x0_block, x_block, b, y_block, s, j, n, task.has_b)
             if full < d:
@@ -76,7 +77,7 @@ def cross_layer_bwd(block):
                 dots_of_pairs(g, x0, d, task.ds)
             if task.need_dx0:
                 ahead = (at(task.x, (r + 4) * task.stride_x), dx0[0], here * n)
-                dots_with_one(x, task.w, n, d, task.s, ahead)
+                dots_with_one(x, task.w, n, 0, d, task.s, ahead)
             if here == 4:
                 for j in range(0, full, n):
                     _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, j, n, needs, False)

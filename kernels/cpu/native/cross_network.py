@@ -14,8 +14,9 @@ lines of the first cache and push each other out.
 """
 
 from fastcross.kernels.cpu.cross_network import FORWARD, PREPARE
-from fastcross.kernels.cpu.native.blocks import dots_with_all, fetch, passes
+from fastcross.kernels.cpu.native.dots import dots_with_all, fetch, passes
 from fastcross.kernels.cpu.native.fours import add_scaled, four_times, load_four, splat_four, store_four
+from fastcross.kernels.cpu.native.numbers import each, numbers, put_column, put_numbers
 from fastcross.kernels.cpu.native.simd import (
     add,
     at,
@@ -64,7 +65,7 @@ def cross_network_fwd(block):
     """Network (C = 0): y = α_L x0 + β_L. Logits: z_c = α_L q_c + β_L·v_c."""
     task = take_forward(block)
     while task.chunk < task.chunks:
-        x0, y, p, c, beta, alpha, dots = task.x0, task.y, task.p, task.c, task.beta, task.alpha, task.dots
+        x0, y, p, c, beta, dots, one = task.x0, task.y, task.p, task.c, task.beta, task.dots, each(1)
         M, d, L, C, K, n = task.M, task.d, task.L, task.C, task.K, lanes(task.x0)
         r, stop = task.start, task.stop
         vectors, step, vector_step = (task.packed, K * n, n) if task.packs else (task.w, n, d)
@@ -77,17 +78,13 @@ def cross_network_fwd(block):
             x_ahead = at(x0, (r + 4) * task.stride_x0)
             y_ahead = x_ahead if C else at(y, (r + 4) * task.stride_y)
             ahead = dots_with_all(x, vectors, step, vector_step, d, K, dots, (x_ahead, y_ahead, share))
-            for i in range(4):
-                alpha[i] = 1
+            alpha = one
             for k in range(L):
-                for i in range(4):
-                    alpha[i] = fma(alpha[i], 1 + dots[4 * k + i], c[k])
-            for i in range(4):
-                task.alpha_L[i] = alpha[i]
+                alpha = fma(alpha, add(one, numbers(dots, k)), each(c[k]))
+            put_numbers(task.alpha_L, 0, alpha)
             if task.keep_p:
                 for k in range(K):
-                    for i in range(here):
-                        p[k * M + r + i] = dots[4 * k + i]
+                    put_column((at(p, k * M + r), across), 0, numbers(dots, k))
             if C == 0:
                 y_block, t = (at(y, r * task.stride_y), across * task.stride_y), splat_four(task.alpha_L)
                 for j in range(0, full, n):
@@ -97,7 +94,7 @@ def cross_network_fwd(block):
                     values = add_scaled(t, load_four(x, full, d - full), four_times(load(beta, full)))
                     store_four(y_block, full, values, d - full)
             for k in range(C):
-                for i in range(here):
-                    task.z[(r + i) * C + k] = fma(alpha[i], dots[4 * (L + k) + i], c[L + k])
+                z_k = fma(alpha, numbers(dots, L + k), each(c[L + k]))
+                put_column((at(task.z, r * C), across * C), k, z_k)
             r += here
         task = take_forward(block)

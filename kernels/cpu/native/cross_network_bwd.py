@@ -11,7 +11,8 @@ sums over rows are packed like the vectors, the sum of g last.
 """
 
 from fastcross.kernels.cpu.cross_network import BACKWARD
-from fastcross.kernels.cpu.native.blocks import are_few, clear, dots_of_pairs, dots_with_all, flush, is_full, join
+from fastcross.kernels.cpu.native.blocks import are_few, clear, flush, is_full, join
+from fastcross.kernels.cpu.native.dots import dots_of_pairs, dots_with_all
 from fastcross.kernels.cpu.native.fours import (
     add_scaled,
     four_times,
@@ -23,6 +24,7 @@ from fastcross.kernels.cpu.native.fours import (
     store_four,
     weighted_sum,
 )  # fmt: skip
+from fastcross.kernels.cpu.native.numbers import column, each, numbers, of_rows, put_numbers, times
 from fastcross.kernels.cpu.native.simd import (
     add,
     add_exactly,
@@ -54,8 +56,8 @@ take_backward, first_backward = take(BACKWARD), first(BACKWARD)
 def cross_network_bwd(block):
     task = take_backward(block)
     while task.chunk < task.chunks:
-        dout, x0, dx0, c, alpha, a, dots, coefficient, sums, ends = (
-            task.dout, task.x0, task.dx0, task.c, task.alpha, task.a, task.dots, task.coefficient, task.sums, task.ends
+        dout, x0, dx0, c, alpha, dots, coefficient, sums, ends, one = (
+            task.dout, task.x0, task.dx0, task.c, task.alpha, task.dots, task.coefficient, task.sums, task.ends, each(1)
         )  # fmt: skip
         M, d, L, C, K, padded, n = task.M, task.d, task.L, task.C, task.K, task.padded, lanes(task.x0)
         r, start, stop = task.start, task.start, task.stop
@@ -68,7 +70,8 @@ def cross_network_bwd(block):
             if is_double(sums):
                 clear(task.errors, size)
         for k in range(K):
-            ends[k], task.end_errors[k] = 0, 0
+            put_numbers(ends, k, each(0))
+            put_numbers(task.end_errors, k, each(0))
         stride, yes, no, nothing = task.stride_x0, known(True), known(False), known(0)
         needs = (task.need_dx0 > 0, task.need_dw > 0 or task.need_dv > 0, task.need_db > 0 and C == 0, C == 0)
         is_usual = (
@@ -84,30 +87,24 @@ def cross_network_bwd(block):
                 dots_of_pairs(x, g, d, coefficient)
             if task.has_p:
                 for k in range(K):
-                    for i in range(4):
-                        dots[4 * k + i] = task.p[k * M + r + i * across]
+                    put_numbers(dots, k, column((at(task.p, k * M + r), across), 0))
             else:
                 dots_with_all(x, vectors, step, vector_step, d, K, dots, (x[0], x[0], nothing))
-            for i in range(4):
-                a[i] = coefficient[i] if C == 0 else 0
-                alpha[i] = 1
+            put_numbers(alpha, 0, one)
             for k in range(L):
-                for i in range(4):
-                    alpha[4 * (k + 1) + i] = fma(alpha[4 * k + i], 1 + dots[4 * k + i], c[k])
-            for i in range(4):
-                coefficient[4 * K + i] = alpha[4 * L + i] if C == 0 else 0
-                for k in range(C):
-                    dz = dout[(r + i * across) * task.stride_dout + k]
-                    a[i] = fma(dz, dots[4 * (L + k) + i], a[i])
-                    coefficient[4 * (L + k) + i] = alpha[4 * L + i] * dz
-                    if i < here:
-                        add_exactly(ends, task.end_errors, L + k, dz)
+                put_numbers(alpha, k + 1, fma(numbers(alpha, k), add(one, numbers(dots, k)), each(c[k])))
+            alpha_L = numbers(alpha, L)
+            a = numbers(coefficient, 0) if C == 0 else each(0)
+            put_numbers(coefficient, K, alpha_L if C == 0 else each(0))
+            for k in range(C):
+                dz = column((at(dout, r * task.stride_dout), across * task.stride_dout), k)
+                a = fma(dz, numbers(dots, L + k), a)
+                put_numbers(coefficient, L + k, times(alpha_L, dz))
+                add_exactly(ends, task.end_errors, 4 * (L + k), of_rows(dz, here))
             for k in range(L - 1, -1, -1):
-                for i in range(4):
-                    coefficient[4 * k + i] = a[i] * alpha[4 * k + i]
-                    if i < here:
-                        add_exactly(ends, task.end_errors, k, a[i])
-                    a[i] *= 1 + dots[4 * k + i]
+                put_numbers(coefficient, k, times(a, numbers(alpha, k)))
+                add_exactly(ends, task.end_errors, 4 * k, of_rows(a, here))
+                a = times(a, add(one, numbers(dots, k)))
             rows = (x, g, dx, vectors, coefficient, sums, step, vector_step)
             if here == 1:
                 for j in range(0, d, n):
@@ -181,17 +178,18 @@ def cross_network_finish(block):
     if not few:
         join(task.totals, task.errors, task.chunks, (K + 1) * task.padded, task.own_bytes, like)
     for k in range(K):
-        for chunk in range(1, task.chunks):
-            add_exactly(ends, task.end_errors, k, ends[chunk * step + k])
-            task.end_errors[k] += task.end_errors[chunk * step + k]
-        ends[k] += task.end_errors[k]
+        for i in range(1, 4 * task.chunks):  # four rows' each
+            place = i // 4 * step + 4 * k + i % 4
+            add_exactly(ends, task.end_errors, 4 * k, ends[place])
+            task.end_errors[4 * k] += task.end_errors[place]
+        ends[4 * k] += task.end_errors[4 * k]
     for j in range(0, d, n):
         row, count = j * (K + 1), least(n, d - j)
         if task.need_dw or task.need_dv:
             beta = zeros_wide(like)
             for k in range(K):
                 total = _total(task.totals, task.sums, row + k * n, few)
-                gradient = narrow(fma(splat_wide(ends[k], like), beta, total), like)
+                gradient = narrow(fma(splat_wide(ends[4 * k], like), beta, total), like)
                 if k >= L:
                     if task.need_dv:
                         store_upto(task.dv, (k - L) * d + j, gradient, count)
@@ -203,10 +201,10 @@ def cross_network_finish(block):
         if task.need_db:
             dbeta = _total(task.totals, task.sums, row + K * n, few)
             for k in range(task.C):
-                dbeta = fma(splat_wide(ends[L + k], like), widen(load_upto(task.v, k * d + j, count)), dbeta)
+                dbeta = fma(splat_wide(ends[4 * (L + k)], like), widen(load_upto(task.v, k * d + j, count)), dbeta)
             for k in range(L - 1, -1, -1):
                 store_upto(task.db, k * d + j, narrow(dbeta, like), count)
-                dbeta = fma(splat_wide(ends[k], like), widen(load_upto(task.w, k * d + j, count)), dbeta)
+                dbeta = fma(splat_wide(ends[4 * k], like), widen(load_upto(task.w, k * d + j, count)), dbeta)
 
 
 @inline

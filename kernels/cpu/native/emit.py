@@ -1,4 +1,4 @@
-"""LLVM's instructions for vector registers, emitted by the intrinsics of ``simd.py`` and ``blocks.py``.
+"""LLVM's instructions for vector registers, and loops of them, for the intrinsics of the files beside this one.
 
 A ``Vector`` holds ``lanes`` neighbouring elements, 32 bytes in all, and lives in a register. LLVM translates the same
 instructions for AVX2, AVX-512 and NEON.
@@ -40,22 +40,63 @@ def wide_vector_of(pointer: types.CPointer) -> Vector:
     return Vector(types.float64, vector_of(pointer).count)
 
 
+def emit_loop(builder, start, stop, step, values, body):
+    """``values = body(j, values)`` for j in range(start, stop, step); what they are in the end."""
+    before = builder.block
+    look, turn, end = (builder.append_basic_block() for _ in range(3))
+    builder.branch(look)
+    builder.position_at_end(look)
+    j, *now = (builder.phi(value.type) for value in (start, *values))
+    builder.cbranch(builder.icmp_signed("<", j, stop), turn, end)
+    builder.position_at_end(turn)
+    after = body(j, now)
+    for phi, first, following in zip((j, *now), (start, *values), (builder.add(j, step), *after), strict=True):
+        phi.add_incoming(first, before)
+        phi.add_incoming(following, builder.block)
+    builder.branch(look)
+    builder.position_at_end(end)
+    return now
+
+
+def emit_columns(builder, d, vector, values, turn):
+    """``values = turn(j, load, values)`` for each register's width of d columns; what they are in the end.
+
+    ``load`` gives the registers at some (pointer, index); of the last columns those that there are, then zeros.
+    """
+
+    def whole(j, values):
+        return turn(j, lambda places: (emit_load(builder, *place, vector) for place in places), values)
+
+    def rest(j, values):
+        return turn(j, lambda places: _emit_masked_loads(builder, places, vector, builder.sub(d, j)), values)
+
+    width = I64(vector.count)
+    full = builder.sub(d, builder.srem(d, width))
+    values = emit_loop(builder, I64(0), full, width, values, whole)
+    return emit_loop(builder, full, d, width, values, rest)
+
+
+def emit_rows(builder, block, j):
+    """Where column ``j`` of a block's four rows is: pointer and index."""
+    pointer, stride = (builder.extract_value(block, i) for i in (0, 1))
+    return [(pointer, builder.add(builder.mul(stride, I64(i)), j)) for i in range(4)]
+
+
 def emit_load(builder, pointer, index, vector):
-    return builder.load(_address(builder, pointer, index, vector), align=vector.real.bitwidth // 8)
+    return builder.load(emit_address(builder, pointer, index, vector), align=vector.real.bitwidth // 8)
 
 
 def emit_store(builder, pointer, index, vector, value):
-    builder.store(value, _address(builder, pointer, index, vector), align=vector.real.bitwidth // 8)
+    builder.store(value, emit_address(builder, pointer, index, vector), align=vector.real.bitwidth // 8)
 
 
-def _masked_load(builder, pointer, index, vector, mask):
-    kind, bits = native(vector), vector.real.bitwidth
+def _emit_masked_loads(builder, places, vector, count):
+    kind, bits, mask = native(vector), vector.real.bitwidth, _mask(builder, vector, count)
     load = declare(
         builder, f"llvm.masked.load.v{vector.count}f{bits}.p0", kind, kind.as_pointer(), I32, mask.type, kind
     )
-    return builder.call(
-        load, [_address(builder, pointer, index, vector), I32(bits // 8), mask, ir.Constant(kind, None)]
-    )
+    addresses = [emit_address(builder, *place, vector) for place in places]
+    return [builder.call(load, [address, I32(bits // 8), mask, ir.Constant(kind, None)]) for address in addresses]
 
 
 def emit_loads_upto(builder, places, vector, count):
@@ -67,8 +108,7 @@ def emit_loads_upto(builder, places, vector, count):
         with whole:
             full, from_full = [emit_load(builder, *place, vector) for place in places], builder.block
         with part:
-            mask = _mask(builder, vector, count)
-            masked, from_masked = [_masked_load(builder, *place, vector, mask) for place in places], builder.block
+            masked, from_masked = _emit_masked_loads(builder, places, vector, count), builder.block
     results = []
     for one, other in zip(full, masked, strict=True):
         result = builder.phi(native(vector))
@@ -118,6 +158,14 @@ def _mask(builder, vector, count):
     return builder.icmp_signed("<", ir.Constant(kind, list(range(vector.count))), emit_splat(builder, count, kind))
 
 
+def emit_prefetch(builder, pointer, index, write):
+    """Asks for the cache line of an element before it is needed."""
+    byte = ir.IntType(8).as_pointer()
+    native_prefetch = declare(builder, "llvm.prefetch.p0", ir.VoidType(), byte, I32, I32, I32)
+    address = builder.bitcast(builder.gep(pointer, [index]), byte)
+    builder.call(native_prefetch, [address, I32(int(write)), I32(2), I32(1)])  # 2: the second cache, 1: data
+
+
 def emit_splat(builder, value, kind):
     first = builder.insert_element(ir.Constant(kind, ir.Undefined), value, I32(0))
     return builder.shuffle_vector(first, first, ir.Constant(ir.VectorType(I32, kind.count), None))
@@ -125,6 +173,17 @@ def emit_splat(builder, value, kind):
 
 def emit_fma(builder, a, b, c):
     return builder.fadd(builder.fmul(a, b, flags=FASTMATH), c, flags=FASTMATH)
+
+
+def emit_add_exactly(builder, places, value):
+    """*places[0] += value, and *places[1] += what that rounded away: Knuth's sum of two numbers, in float64."""
+    before, error = (builder.load(place, align=8) for place in places)
+    # No operation has flags, which would allow LLVM to find that the error is zero.
+    after = builder.fadd(before, value)
+    added = builder.fsub(after, before)
+    lost = builder.fadd(builder.fsub(before, builder.fsub(after, added)), builder.fsub(value, added))
+    builder.store(after, places[0], align=8)
+    builder.store(builder.fadd(error, lost), places[1], align=8)
 
 
 def emit_total(builder, value):
@@ -141,5 +200,5 @@ def declare(builder, name, result, *arguments):
     return module.globals.get(name) or ir.Function(module, ir.FunctionType(result, arguments), name)
 
 
-def _address(builder, pointer, index, vector):
+def emit_address(builder, pointer, index, vector):
     return builder.bitcast(builder.gep(pointer, [index]), native(vector).as_pointer())

@@ -11,11 +11,10 @@ from fastcross.kernels.cpu.native.emit import (
     FASTMATH,
     I64,
     emit_fma,
-    emit_load,
     emit_loads_upto,
+    emit_rows,
     emit_splat,
     emit_stores_upto,
-    emit_total,
     native,
     vector_of,
 )
@@ -41,7 +40,8 @@ def load_four(typing, block, j, count):
     fours = types.UniTuple(vector, 4)
 
     def generate(context, builder, signature, args):
-        return context.make_tuple(builder, fours, emit_loads_upto(builder, _rows(builder, *args[:2]), vector, args[2]))
+        loaded = emit_loads_upto(builder, emit_rows(builder, *args[:2]), vector, args[2])
+        return context.make_tuple(builder, fours, loaded)
 
     return fours(block, types.int64, types.int64), generate
 
@@ -50,16 +50,10 @@ def load_four(typing, block, j, count):
 def store_four(typing, block, j, values, count):
     def generate(context, builder, signature, args):
         vectors = [builder.extract_value(args[2], i) for i in range(4)]
-        emit_stores_upto(builder, _rows(builder, *args[:2]), values.dtype, vectors, args[3])
+        emit_stores_upto(builder, emit_rows(builder, *args[:2]), values.dtype, vectors, args[3])
         return context.get_dummy_value()
 
     return types.void(block, types.int64, values, types.int64), generate
-
-
-def _rows(builder, block, j):
-    """Where column ``j`` of the block's four rows is: pointer and index."""
-    pointer, stride = (builder.extract_value(block, i) for i in (0, 1))
-    return [(pointer, builder.add(builder.mul(stride, I64(i)), j)) for i in range(4)]
 
 
 @intrinsic
@@ -114,25 +108,6 @@ def add_scaled(typing, t, x, y):
 
 
 @intrinsic
-def add_products(typing, vectors, block, j, sums):
-    """vector_k x_i + sums_ki, with a register's width of row i as x_i.
-
-    Row by row: with three vectors and one x_i at a time twelve sums are just as many as there are registers left.
-    """
-
-    def generate(context, builder, signature, args):
-        v = [builder.extract_value(args[0], k) for k in range(len(vectors))]
-        after = [[builder.extract_value(args[3], [k, i]) for i in range(4)] for k in range(len(vectors))]
-        for i, place in enumerate(_rows(builder, *args[1:3])):
-            x = emit_load(builder, *place, vectors.dtype)
-            for k in range(len(vectors)):
-                after[k][i] = emit_fma(builder, v[k], x, after[k][i])
-        return context.make_tuple(builder, sums, [context.make_tuple(builder, sums.dtype, four) for four in after])
-
-    return sums(vectors, block, types.int64, sums), generate
-
-
-@intrinsic
 def weighted_sum(typing, t, x, start):
     """start + Σ_i t_i x_i."""
 
@@ -156,15 +131,3 @@ def plain_sum(typing, x, start):
         return builder.fadd(first, builder.fadd(second, args[1], flags=FASTMATH), flags=FASTMATH)
 
     return start(x, start), generate
-
-
-@intrinsic
-def put_totals(typing, out, sums):
-    """out_i = the sum of the lanes of sums_i."""
-
-    def generate(context, builder, signature, args):
-        for i in range(4):
-            builder.store(emit_total(builder, builder.extract_value(args[1], i)), builder.gep(args[0], [I64(i)]))
-        return context.get_dummy_value()
-
-    return types.void(out, sums), generate

@@ -13,13 +13,14 @@ from numba.extending import intrinsic
 
 from fastcross.kernels.cpu.native.emit import (
     FASTMATH,
-    I32,
     I64,
     Vector,
     declare,
+    emit_add_exactly,
     emit_fma,
     emit_load,
     emit_loads_upto,
+    emit_prefetch,
     emit_splat,
     emit_store,
     emit_stores_upto,
@@ -153,13 +154,10 @@ def store_upto(typing, pointer, index, value, count):
     return types.void(pointer, types.int64, value, types.int64), generate
 
 
-def _prefetch(write: int):
+def _prefetch(write: bool):
     def fetch(typing, pointer, index):
         def generate(context, builder, signature, args):
-            byte = ir.IntType(8).as_pointer()
-            native_prefetch = declare(builder, "llvm.prefetch.p0", ir.VoidType(), byte, I32, I32, I32)
-            address = builder.bitcast(builder.gep(args[0], [args[1]]), byte)
-            builder.call(native_prefetch, [address, I32(write), I32(2), I32(1)])  # 2: the second cache, 1: data
+            emit_prefetch(builder, *args, write)
             return context.get_dummy_value()
 
         return types.void(pointer, types.int64), generate
@@ -168,7 +166,7 @@ def _prefetch(write: int):
 
 
 # Ask for the cache line of an element before it is needed, to read or to write it.
-prefetch, prefetch_write = _prefetch(0), _prefetch(1)
+prefetch, prefetch_write = _prefetch(False), _prefetch(True)
 
 
 @intrinsic
@@ -213,13 +211,7 @@ def add_exactly(typing, totals, errors, index, value):
         places = [builder.gep(pointer, [args[2]]) for pointer in args[:2]]
         if isinstance(value, Vector):
             places = [builder.bitcast(place, native(value).as_pointer()) for place in places]
-        before, error = (builder.load(place, align=8) for place in places)
-        # Knuth's sum of two numbers. No operation has flags, which would allow LLVM to find that the error is zero.
-        after = builder.fadd(before, args[3])
-        added = builder.fsub(after, before)
-        lost = builder.fadd(builder.fsub(before, builder.fsub(after, added)), builder.fsub(args[3], added))
-        builder.store(after, places[0], align=8)
-        builder.store(builder.fadd(error, lost), places[1], align=8)
+        emit_add_exactly(builder, places, args[3])
         return context.get_dummy_value()
 
     kind = value if isinstance(value, Vector) else types.float64
