@@ -22,7 +22,7 @@ from fastcross.kernels.cpu.native.fours import (
     store_four,
     weighted_sum,
 )  # fmt: skip
-from fastcross.kernels.cpu.native.simd import at, inline, is_double, lanes, least, load, load_upto, store, zeros
+from fastcross.kernels.cpu.native.simd import at, inline, is_double, known, lanes, least, load, load_upto, store, zeros
 from fastcross.kernels.cpu.native.unpack import first, take
 
 take_forward, take_backward, first_backward = take(FORWARD), take(BACKWARD), first(BACKWARD)
@@ -65,7 +65,7 @@ def cross_layer_bwd(block):
         clear(task.totals, 2 * padded)
         if is_double(sums):
             clear(task.errors, 2 * padded)
-        needs = (task.need_dx0, task.need_dx, task.need_dw, task.need_db)
+        needs, yes, no = (task.need_dx0, task.need_dx, task.need_dw, task.need_db), known(True), known(False)
         while r < stop:
             across, here = (1, 4) if r + 4 <= stop else (0, 1)
             g = (at(task.dy, r * task.stride_dy), across * task.stride_dy)
@@ -80,13 +80,13 @@ def cross_layer_bwd(block):
                 dots_with_one(x, task.w, n, 0, d, task.s, ahead)
             if here == 4:
                 for j in range(0, full, n):
-                    _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, j, n, needs, False)
+                    _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, j, n, needs, no)
                 if full < d:
-                    _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, full, d - full, needs, False)
+                    _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, full, d - full, needs, no)
             else:
                 for j in range(0, d, n):
                     count = least(n, d - j)
-                    _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, j, count, needs, True)
+                    _backward_columns(g, x, task.w, dx0, dx, task.s, task.ds, sums, j, count, needs, yes)
             if is_full(r, r + here, start, stop, sums):
                 flush(task.totals, task.errors, sums, 2 * padded)
             r += here
