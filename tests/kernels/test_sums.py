@@ -1,11 +1,11 @@
-"""Sums over many rows in float64 round about once, however many rows there are."""
+"""Sums over rows: in float64 they round about once, however many rows there are; infinity stays infinity."""
 
 import math
 
 import pytest
 import torch
 
-from fastcross import cross_layer, cross_logits, cross_network
+from fastcross import cross_layer, cross_logits, cross_network, reference
 
 ROWS, D = 200_000, 5
 
@@ -61,3 +61,19 @@ def test_gradients_of_logits(numbers):
     dw, db, dv = torch.autograd.grad(cross_logits(x0, w, b, v, backend="numba"), (w, b, v), dz)
     for gradient in (dw, db, dv):
         assert_rounded_once(gradient[0, :1], dz)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [4, 300])
+@pytest.mark.parametrize("bias", [0.0, 0.3])
+def test_an_infinite_gradient_makes_no_nan(dtype, rows, bias):
+    """What exact sums lose of it is no number, and β may be 0: the weights' gradients are those of the loop."""
+    generator = torch.Generator().manual_seed(rows)
+    x0, w, dy = (torch.rand(*shape, dtype=dtype, generator=generator) + 0.1 for shape in ((rows, D), (2, D), (rows, D)))
+    b, dy[0, 1] = torch.full((2, D), bias, dtype=dtype), math.inf
+    parameters = w.requires_grad_(), b.requires_grad_()
+    ours = torch.autograd.grad(cross_network(x0, w, b, backend="numba"), parameters, dy)
+    eager = torch.autograd.grad(reference.cross_network(x0, w, b), parameters, dy)
+    assert ours[0].isinf().all()
+    for found, expected in zip(ours, eager, strict=True):
+        torch.testing.assert_close(found, expected)

@@ -8,7 +8,6 @@ A block of four rows is read from memory once. Bytes from memory per row: forwar
 """
 
 from fastcross.kernels.cpu.cross_layer import BACKWARD, FORWARD
-from fastcross.kernels.cpu.native.blocks import clear, flush, is_full, join
 from fastcross.kernels.cpu.native.dots import dots_of_pairs, dots_with_one
 from fastcross.kernels.cpu.native.fours import (
     add_four,
@@ -23,6 +22,7 @@ from fastcross.kernels.cpu.native.fours import (
     weighted_sum,
 )  # fmt: skip
 from fastcross.kernels.cpu.native.simd import at, inline, is_double, known, lanes, least, load, load_upto, store, zeros
+from fastcross.kernels.cpu.native.sums import clear, flush, is_full, join
 from fastcross.kernels.cpu.native.unpack import first, take
 
 take_forward, take_backward, first_backward = take(FORWARD), take(BACKWARD), first(BACKWARD)

@@ -11,7 +11,6 @@ sums over rows are packed like the vectors, the sum of g last.
 """
 
 from fastcross.kernels.cpu.cross_network import BACKWARD
-from fastcross.kernels.cpu.native.blocks import are_few, clear, flush, is_full, join
 from fastcross.kernels.cpu.native.dots import dots_of_pairs, dots_with_all
 from fastcross.kernels.cpu.native.fours import (
     add_scaled,
@@ -30,6 +29,7 @@ from fastcross.kernels.cpu.native.simd import (
     add_exactly,
     at,
     fma,
+    fma_unless_zero,
     inline,
     is_double,
     known,
@@ -48,6 +48,7 @@ from fastcross.kernels.cpu.native.simd import (
     zeros,
     zeros_wide,
 )  # fmt: skip
+from fastcross.kernels.cpu.native.sums import are_few, clear, flush, is_full, join
 from fastcross.kernels.cpu.native.unpack import first, take
 
 take_backward, first_backward = take(BACKWARD), first(BACKWARD)
@@ -189,7 +190,7 @@ def cross_network_finish(block):
             beta = zeros_wide(like)
             for k in range(K):
                 total = _total(task.totals, task.sums, row + k * n, few)
-                gradient = narrow(fma(splat_wide(ends[4 * k], like), beta, total), like)
+                gradient = narrow(fma_unless_zero(splat_wide(ends[4 * k], like), beta, total), like)
                 if k >= L:
                     if task.need_dv:
                         store_upto(task.dv, (k - L) * d + j, gradient, count)

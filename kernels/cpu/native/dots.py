@@ -1,7 +1,6 @@
 """Dots of a block's four rows: with vectors, each of which is loaded once for all four, and with four other rows.
 
-A block is a pointer to its first row and the stride to the next. The loops are emitted as LLVM's instructions: Numba
-would take a quarter of a second for each.
+The loops are emitted as LLVM's instructions: Numba would take a quarter of a second for each.
 """
 
 from llvmlite import ir

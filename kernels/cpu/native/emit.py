@@ -41,7 +41,7 @@ def wide_vector_of(pointer: types.CPointer) -> Vector:
 
 
 def emit_loop(builder, start, stop, step, values, body):
-    """``values = body(j, values)`` for j in range(start, stop, step); what they are in the end."""
+    """``values = body(j, values)``, if there are any, for j in range(start, stop, step); what they are in the end."""
     before = builder.block
     look, turn, end = (builder.append_basic_block() for _ in range(3))
     builder.branch(look)
@@ -49,7 +49,7 @@ def emit_loop(builder, start, stop, step, values, body):
     j, *now = (builder.phi(value.type) for value in (start, *values))
     builder.cbranch(builder.icmp_signed("<", j, stop), turn, end)
     builder.position_at_end(turn)
-    after = body(j, now)
+    after = body(j, now) or ()
     for phi, first, following in zip((j, *now), (start, *values), (builder.add(j, step), *after), strict=True):
         phi.add_incoming(first, before)
         phi.add_incoming(following, builder.block)
@@ -182,6 +182,7 @@ def emit_add_exactly(builder, places, value):
     after = builder.fadd(before, value)
     added = builder.fsub(after, before)
     lost = builder.fadd(builder.fsub(before, builder.fsub(after, added)), builder.fsub(value, added))
+    lost = builder.select(builder.fcmp_ordered("ord", lost, lost), lost, ir.Constant(lost.type, None))  # of infinity
     builder.store(after, places[0], align=8)
     builder.store(builder.fadd(error, lost), places[1], align=8)
 

@@ -1,6 +1,8 @@
 """Blocks of four rows in registers: a register's width of each row, and what is done to all four.
 
-A block is a pointer to its first row and the stride to the next.
+A block is a pointer to its first row and the stride to the next; its rows are read from memory once. The last rows of a
+range, fewer than four, come one by one, each alone in a block that is the same row four times (its stride is 0): what
+is written is written four times, and a sum takes the first.
 """
 
 from llvmlite import ir

@@ -188,6 +188,17 @@ def fma(typing, a, b, c):
 
 
 @intrinsic
+def fma_unless_zero(typing, a, b, c):
+    """a b + c, of vectors; c where b is 0, though a be infinite."""
+
+    def generate(context, builder, signature, args):
+        is_zero = builder.fcmp_ordered("==", args[1], ir.Constant(native(b), None))
+        return builder.select(is_zero, args[2], emit_fma(builder, *args))
+
+    return c(a, b, c), generate
+
+
+@intrinsic
 def square_root(typing, x):
     """Of a number, in its own dtype."""
 

@@ -1,10 +1,4 @@
-"""Sums over the rows of a chunk, and of all chunks, as the CPU kernels make them.
-
-Rows come in blocks: a pointer to the first of four and the stride to the next. They are read from memory once, and meet
-each vector in registers, which is loaded once for all four. The last rows of a range, fewer than four, come one by one,
-each alone in a block that is the same row four times (its stride is 0): what is written is written four times, and a
-sum takes the first. Sums over rows run in the storage dtype for some rows and in float64 across them.
-"""
+"""Sums over rows: in the storage dtype for some of them, in float64 across these, and at last over all chunks."""
 
 from llvmlite import ir
 from numba import types
@@ -22,7 +16,6 @@ from fastcross.kernels.cpu.native.emit import (
     vector_of,
     wide_vector_of,
 )
-from fastcross.kernels.cpu.native.simd import add, add_exactly, at, inline, is_double, lanes, load_wide, store
 
 # Rows, a multiple of 4, that are summed in the storage dtype: few enough for the sum to round as often as PyTorch's.
 FLOAT_ROWS, DOUBLE_ROWS = 128, 64
@@ -37,7 +30,6 @@ def clear(typing, values, size):
 
         def turn(i, _):
             emit_store(builder, values, i, vector, ir.Constant(native(vector), None))
-            return []
 
         emit_loop(builder, I64(0), size, I64(vector.count), [], turn)
         return context.get_dummy_value()
@@ -94,7 +86,6 @@ def flush(typing, totals, errors, sums, size):
                 )
                 emit_store(builder, totals, i, wide, total)
             emit_store(builder, sums, i, vector, ir.Constant(native(vector), None))
-            return []
 
         emit_loop(builder, I64(0), size, I64(vector.count), [], turn)
         return context.get_dummy_value()
@@ -102,19 +93,36 @@ def flush(typing, totals, errors, sums, size):
     return types.void(totals, errors, sums, types.int64), generate
 
 
-@inline
-def join(totals, errors, chunks, size, own_bytes, like):
+@intrinsic
+def join(typing, totals, errors, chunks, size, own_bytes, like):
     """The chunks' totals, added in the order of their rows into the first; with float64, the errors into those."""
-    step = own_bytes // 8
-    for chunk in range(1, chunks):
-        other, other_errors = at(totals, chunk * step), at(errors, chunk * step)
-        for i in range(0, size, lanes(like)):
-            part = load_wide(other, i, like)
-            if is_double(like):
-                add_exactly(totals, errors, i, part)
-                store(errors, i, add(load_wide(errors, i, like), load_wide(other_errors, i, like)))
-            else:
-                store(totals, i, add(load_wide(totals, i, like), part))
-    if is_double(like):
-        for i in range(0, size, lanes(like)):
-            store(totals, i, add(load_wide(totals, i, like), load_wide(errors, i, like)))
+    vector, wide = vector_of(like), wide_vector_of(like)
+
+    def generate(context, builder, signature, args):
+        totals, errors, chunks, size, own_bytes, _ = args
+        width, step = I64(vector.count), builder.sdiv(own_bytes, I64(8))
+
+        def add(to, source):
+            total = builder.fadd(emit_load(builder, *to, wide), emit_load(builder, *source, wide), flags=FASTMATH)
+            emit_store(builder, *to, wide, total)
+
+        def join_chunk(chunk, _):
+            other = builder.mul(chunk, step)
+
+            def turn(i, _):
+                there = builder.add(other, i)
+                if vector == wide:
+                    places = [emit_address(builder, place, i, wide) for place in (totals, errors)]
+                    emit_add_exactly(builder, places, emit_load(builder, totals, there, wide))
+                    add((errors, i), (errors, there))
+                else:
+                    add((totals, i), (totals, there))
+
+            emit_loop(builder, I64(0), size, width, [], turn)
+
+        emit_loop(builder, I64(1), chunks, I64(1), [], join_chunk)
+        if vector == wide:
+            emit_loop(builder, I64(0), size, width, [], lambda i, _: add((totals, i), (errors, i)))
+        return context.get_dummy_value()
+
+    return types.void(totals, errors, types.int64, types.int64, types.int64, like), generate
