@@ -33,6 +33,7 @@ _SETTINGS = ("NUMBA_CPU_FEATURES", "NUMBA_CPU_NAME", "NUMBA_OPT")  # Numba's own
 
 _kernels: dict[tuple[Any, torch.dtype], Any] = {}
 _lock = threading.Lock()
+_paused = False  # whether garbage is left alone until a kernel is compiled
 
 
 class Code(NamedTuple):
@@ -84,14 +85,18 @@ def _compile(kernel: str | Callable[[Any], object], dtype: torch.dtype, name: st
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """Numba makes millions of objects that die by themselves; looking for others would be a tenth of its time."""
-    collects = gc.isenabled()
+    """Numba makes millions of objects; to look for garbage among them again and again would be a tenth of its time."""
+    global _paused
+    if not gc.isenabled():
+        yield
+        return
+    _paused = True
     gc.disable()
     try:
         yield
     finally:
-        if collects:
-            gc.enable()
+        gc.enable()
+        _paused = False
 
 
 @functools.cache
@@ -202,10 +207,13 @@ def _digest(*others: str) -> str:
     return hashlib.sha256(sources + repr((compilers, processor, settings)).encode()).hexdigest()[:16]
 
 
-def _forget_lock() -> None:
-    """A forked process has no thread that would release it."""
-    global _lock
+def _begin_anew() -> None:
+    """A forked process has no thread that would release the lock, and let garbage be collected again."""
+    global _lock, _paused
     _lock = threading.Lock()
+    if _paused:
+        gc.enable()
+        _paused = False
 
 
-os.register_at_fork(after_in_child=_forget_lock)
+os.register_at_fork(after_in_child=_begin_anew)

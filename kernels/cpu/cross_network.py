@@ -80,7 +80,7 @@ BACKWARD = Layout(
         "sums": real(lambda n: (n.K + 1) * n.padded),  # packed like the vectors, Σ g last
         "totals": wide(lambda n: (n.K + 1) * n.padded),
         "errors": wide(lambda n: (n.K + 1) * n.padded if n.lanes == 4 else 0),  # for float64
-        "ends": wide(lambda n: 4 * n.K),  # dc_l, Σ dz_c, of each fourth row
+        "ends": wide(lambda n: 4 * n.K),  # dc_l, Σ dz_c: for each place in a block its sum
         "end_errors": wide(lambda n: 4 * n.K),
     },
     kernels=(

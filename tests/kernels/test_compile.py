@@ -1,6 +1,7 @@
 """Compiled kernels are kept, found again, and compiled anew when they are damaged, by any number of processes."""
 
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -185,6 +186,24 @@ def test_a_fork_while_a_thread_compiles(start, tmp_path):
             process.run()
             os._exit(0)
     assert os.waitpid(child, 0) == (child, 0)
+
+
+def test_garbage_is_collected_after_a_compilation_and_in_a_process_forked_meanwhile():
+    assert gc.isenabled()
+    with cpu_compile._no_collection():
+        assert not gc.isenabled()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if gc.isenabled() else 1)
+    assert os.waitpid(child, 0) == (child, 0)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with cpu_compile._no_collection():
+            pass
+        assert not gc.isenabled()  # as it was
+    finally:
+        gc.enable()
 
 
 def test_processes_that_start_at_once_compile_once(tmp_path):

@@ -179,7 +179,7 @@ def cross_network_finish(block):
     if not few:
         join(task.totals, task.errors, task.chunks, (K + 1) * task.padded, task.own_bytes, like)
     for k in range(K):
-        for i in range(1, 4 * task.chunks):  # four rows' each
+        for i in range(1, 4 * task.chunks):  # a chunk has four sums, one for each place in a block
             place = i // 4 * step + 4 * k + i % 4
             add_exactly(ends, task.end_errors, 4 * k, ends[place])
             task.end_errors[4 * k] += task.end_errors[place]

@@ -1,6 +1,6 @@
 """Dots of a block's four rows: with vectors, each of which is loaded once for all four, and with four other rows.
 
-The loops are emitted as LLVM's instructions: Numba would take a quarter of a second for each.
+The loops are emitted as LLVM's instructions: as functions of Numba's they would take the first user a second.
 """
 
 from llvmlite import ir

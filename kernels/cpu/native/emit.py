@@ -1,7 +1,7 @@
 """LLVM's instructions for vector registers, and loops of them, for the intrinsics of the files beside this one.
 
-A ``Vector`` holds ``lanes`` neighbouring elements, 32 bytes in all, and lives in a register. LLVM translates the same
-instructions for AVX2, AVX-512 and NEON.
+A ``Vector`` holds ``count`` neighbouring elements in registers: 32 bytes of a pointer's dtype, or as many float64. LLVM
+translates the same instructions for AVX2, AVX-512 and NEON.
 """
 
 from llvmlite import ir
@@ -182,7 +182,8 @@ def emit_add_exactly(builder, places, value):
     after = builder.fadd(before, value)
     added = builder.fsub(after, before)
     lost = builder.fadd(builder.fsub(before, builder.fsub(after, added)), builder.fsub(value, added))
-    lost = builder.select(builder.fcmp_ordered("ord", lost, lost), lost, ir.Constant(lost.type, None))  # of infinity
+    is_number = builder.fcmp_ordered("ord", lost, lost)  # where a sum is infinite, nothing is lost
+    lost = builder.select(is_number, lost, ir.Constant(lost.type, None))
     builder.store(after, places[0], align=8)
     builder.store(builder.fadd(error, lost), places[1], align=8)
 

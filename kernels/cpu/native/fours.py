@@ -37,7 +37,7 @@ def _four(emit):
 
 @intrinsic
 def load_four(typing, block, j, count):
-    """A register's width of each of the block's rows; of the last one ``count`` elements, then zeros."""
+    """A register's width of each of the block's rows; of the last columns the ``count`` that there are, then zeros."""
     vector = vector_of(block[0])
     fours = types.UniTuple(vector, 4)
 

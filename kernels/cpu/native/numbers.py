@@ -1,6 +1,6 @@
 """One number for each of a block's four rows, such as p_l or α_l: four float64 in a vector, whatever memory holds.
 
-There the k-th four lie side by side, from 4 k on; or each number is in a place of its row.
+``numbers`` are four neighbours, the k-th four from 4 k on; a ``column`` is one element of each row.
 """
 
 from llvmlite import ir

@@ -2,7 +2,7 @@
 
 A pointer is Numba's ``CPointer`` to float32 or float64, as a C function gets it; indices count elements. Each intrinsic
 is emitted into the kernel that calls it, as a few instructions. A function that Numba compiles by itself, even one that
-is always inlined, costs the first user up to a tenth of a second.
+is always inlined, costs the first user a tenth to a quarter of a second.
 """
 
 from typing import Any
@@ -189,7 +189,7 @@ def fma(typing, a, b, c):
 
 @intrinsic
 def fma_unless_zero(typing, a, b, c):
-    """a b + c, of vectors; c where b is 0, though a be infinite."""
+    """a b + c, of vectors; c where b is 0, even if a is infinite or NaN."""
 
     def generate(context, builder, signature, args):
         is_zero = builder.fcmp_ordered("==", args[1], ir.Constant(native(b), None))

@@ -50,7 +50,7 @@ def are_few(typing, rows, chunks, sums):
 
 @intrinsic
 def is_full(typing, r, next_r, start, stop, sums):
-    """Whether with the block of row r the sums since the last flush have all the rows that they may have."""
+    """Whether with the block of row r the sums since the last flush have all rows that they may have, or will."""
 
     def generate(context, builder, signature, args):
         r, next_r, start, stop = args[:4]
