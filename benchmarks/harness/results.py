@@ -1,6 +1,6 @@
 """A run's measurements as one JSON file: every sample of every contestant, each suite with its machine and versions.
 
-The committed runs are results/DEVICE/run-1.json, run-2.json and run-3.json: the report is made from them alone.
+The committed runs are results/DEVICE/run-1.json, run-2.json, …: the report is made from them alone.
 """
 
 import json
