@@ -3,7 +3,6 @@
 The loops are emitted as LLVM's instructions: as functions of Numba's they would take the first user a second.
 """
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -14,8 +13,8 @@ from fastcross.kernels.cpu.native.emit import (
     emit_prefetch,
     emit_rows,
     emit_total,
-    native,
     vector_of,
+    zeros_of,
 )
 from fastcross.kernels.cpu.native.simd import at, inline, lanes
 
@@ -43,7 +42,7 @@ def _dots_with(how_many):
                         sums[4 * k + i] = emit_fma(builder, v[k], x, sums[4 * k + i])
                 return [builder.add(piece, step), *sums]
 
-            _, *sums = emit_columns(builder, d, vector, [I64(0), *_zeros(vector, 4 * how_many)], turn)
+            _, *sums = emit_columns(builder, d, vector, [I64(0)] + [zeros_of(vector)] * 4 * how_many, turn)
             _store_totals(builder, out, sums)
             return context.get_dummy_value()
 
@@ -98,7 +97,7 @@ def dots_of_pairs(typing, block, other, d, out):
             pairs = zip(*([*load(emit_rows(builder, rows, j))] for rows in (block, other)), sums, strict=True)
             return [emit_fma(builder, x, y, total) for x, y, total in pairs]
 
-        _store_totals(builder, out, emit_columns(builder, d, vector, _zeros(vector, 4), turn))
+        _store_totals(builder, out, emit_columns(builder, d, vector, [zeros_of(vector)] * 4, turn))
         return context.get_dummy_value()
 
     return types.void(block, other, types.int64, out), generate
@@ -125,10 +124,6 @@ def _emit_fetch(builder, ahead, j, vector):
         place = builder.mul(builder.sdiv(j, I64(vector.count)), share)
         emit_prefetch(builder, x, place, write=False)
         emit_prefetch(builder, y, place, write=True)
-
-
-def _zeros(vector, count):
-    return [ir.Constant(native(vector), None)] * count
 
 
 def _store_totals(builder, out, sums):

@@ -40,6 +40,10 @@ def wide_vector_of(pointer: types.CPointer) -> Vector:
     return Vector(types.float64, vector_of(pointer).count)
 
 
+def zeros_of(vector: Vector) -> ir.Constant:
+    return ir.Constant(native(vector), None)
+
+
 def emit_loop(builder, start, stop, step, values, body):
     """``values = body(j, values)``, if there are any, for j in range(start, stop, step); what they are in the end."""
     before = builder.block
@@ -96,7 +100,7 @@ def _emit_masked_loads(builder, places, vector, count):
         builder, f"llvm.masked.load.v{vector.count}f{bits}.p0", kind, kind.as_pointer(), I32, mask.type, kind
     )
     addresses = [emit_address(builder, *place, vector) for place in places]
-    return [builder.call(load, [address, I32(bits // 8), mask, ir.Constant(kind, None)]) for address in addresses]
+    return [builder.call(load, [address, I32(bits // 8), mask, zeros_of(vector)]) for address in addresses]
 
 
 def emit_loads_upto(builder, places, vector, count):
@@ -186,6 +190,15 @@ def emit_add_exactly(builder, places, value):
     lost = builder.select(is_number, lost, ir.Constant(lost.type, None))
     builder.store(after, places[0], align=8)
     builder.store(builder.fadd(error, lost), places[1], align=8)
+
+
+def emit_widened(builder, value, vector):
+    """A vector's lanes in the dtype of ``vector``, where that is a wider one."""
+    return value if value.type == native(vector) else builder.fpext(value, native(vector))
+
+
+def emit_narrowed(builder, value, vector):
+    return value if value.type == native(vector) else builder.fptrunc(value, native(vector))
 
 
 def emit_total(builder, value):

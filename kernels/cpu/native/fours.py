@@ -5,7 +5,6 @@ range, fewer than four, come one by one, each alone in a block that is the same 
 is written is written four times, and a sum takes the first.
 """
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -19,6 +18,7 @@ from fastcross.kernels.cpu.native.emit import (
     emit_stores_upto,
     native,
     vector_of,
+    zeros_of,
 )
 
 
@@ -83,7 +83,7 @@ def only_first(typing, x, alone):
     """x_0 and three times zero, if the first row is alone in its block; else all four."""
 
     def generate(context, builder, signature, args):
-        zero = ir.Constant(native(x.dtype), None)
+        zero = zeros_of(x.dtype)
         rows = [builder.extract_value(args[0], i) for i in range(4)]
         rows[1:] = [builder.select(args[1], zero, row) for row in rows[1:]]
         return context.make_tuple(builder, x, rows)

@@ -13,10 +13,13 @@ from fastcross.kernels.cpu.native.emit import (
     I64,
     Vector,
     emit_load,
+    emit_narrowed,
     emit_rows,
     emit_splat,
     emit_store,
+    emit_widened,
     native,
+    zeros_of,
 )
 
 NUMBERS = Vector(types.float64, 4)
@@ -28,7 +31,8 @@ def numbers(typing, pointer, k):
     stored = Vector(pointer.dtype, 4)
 
     def generate(context, builder, signature, args):
-        return _widened(builder, emit_load(builder, args[0], builder.mul(args[1], I64(4)), stored))
+        four = emit_load(builder, args[0], builder.mul(args[1], I64(4)), stored)
+        return emit_widened(builder, four, NUMBERS)
 
     return NUMBERS(pointer, types.int64), generate
 
@@ -38,7 +42,7 @@ def put_numbers(typing, pointer, k, values):
     stored = Vector(pointer.dtype, 4)
 
     def generate(context, builder, signature, args):
-        value = _narrowed(builder, args[2], native(stored))
+        value = emit_narrowed(builder, args[2], stored)
         emit_store(builder, args[0], builder.mul(args[1], I64(4)), stored, value)
         return context.get_dummy_value()
 
@@ -48,23 +52,23 @@ def put_numbers(typing, pointer, k, values):
 @intrinsic
 def column(typing, block, j):
     """Column j of the block's four rows."""
-    stored = native(Vector(block[0].dtype, 4))
+    stored = Vector(block[0].dtype, 4)
 
     def generate(context, builder, signature, args):
-        value = ir.Constant(stored, ir.Undefined)
+        value = ir.Constant(native(stored), ir.Undefined)
         for i, (pointer, index) in enumerate(emit_rows(builder, *args)):
             value = builder.insert_element(value, builder.load(builder.gep(pointer, [index])), I32(i))
-        return _widened(builder, value)
+        return emit_widened(builder, value, NUMBERS)
 
     return NUMBERS(block, types.int64), generate
 
 
 @intrinsic
 def put_column(typing, block, j, values):
-    stored = native(Vector(block[0].dtype, 4))
+    stored = Vector(block[0].dtype, 4)
 
     def generate(context, builder, signature, args):
-        value = _narrowed(builder, args[2], stored)
+        value = emit_narrowed(builder, args[2], stored)
         for i, (pointer, index) in enumerate(emit_rows(builder, *args[:2])):
             builder.store(builder.extract_element(value, I32(i)), builder.gep(pointer, [index]))
         return context.get_dummy_value()
@@ -93,15 +97,7 @@ def of_rows(typing, values, count):
 
     def generate(context, builder, signature, args):
         first = ir.Constant(ir.VectorType(ir.IntType(1), 4), [1, 0, 0, 0])
-        alone = builder.select(first, args[0], ir.Constant(native(NUMBERS), None))
+        alone = builder.select(first, args[0], zeros_of(NUMBERS))
         return builder.select(builder.icmp_signed("==", args[1], I64(4)), args[0], alone)
 
     return NUMBERS(NUMBERS, types.int64), generate
-
-
-def _widened(builder, value):
-    return value if value.type == native(NUMBERS) else builder.fpext(value, native(NUMBERS))
-
-
-def _narrowed(builder, value, kind):
-    return value if value.type == kind else builder.fptrunc(value, kind)

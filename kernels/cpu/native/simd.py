@@ -20,14 +20,17 @@ from fastcross.kernels.cpu.native.emit import (
     emit_fma,
     emit_load,
     emit_loads_upto,
+    emit_narrowed,
     emit_prefetch,
     emit_splat,
     emit_store,
     emit_stores_upto,
     emit_total,
+    emit_widened,
     native,
     vector_of,
     wide_vector_of,
+    zeros_of,
 )
 
 OPTIONS: dict[str, Any] = {"error_model": "numpy"}
@@ -96,14 +99,14 @@ def least(typing, a, b):
 def zeros(typing, pointer):
     """A vector of zeros, for the dtype of the pointer."""
     vector = vector_of(pointer)
-    return vector(pointer), lambda context, builder, signature, args: ir.Constant(native(vector), None)
+    return vector(pointer), lambda context, builder, signature, args: zeros_of(vector)
 
 
 @intrinsic
 def zeros_wide(typing, pointer):
     """As many zeros in float64 as a vector of the pointer's dtype has lanes."""
     vector = wide_vector_of(pointer)
-    return vector(pointer), lambda context, builder, signature, args: ir.Constant(native(vector), None)
+    return vector(pointer), lambda context, builder, signature, args: zeros_of(vector)
 
 
 @intrinsic
@@ -192,7 +195,7 @@ def fma_unless_zero(typing, a, b, c):
     """a b + c, of vectors; c where b is 0, even if a is infinite or NaN."""
 
     def generate(context, builder, signature, args):
-        is_zero = builder.fcmp_ordered("==", args[1], ir.Constant(native(b), None))
+        is_zero = builder.fcmp_ordered("==", args[1], zeros_of(b))
         return builder.select(is_zero, args[2], emit_fma(builder, *args))
 
     return c(a, b, c), generate
@@ -247,7 +250,7 @@ def widen(typing, value):
     wide = Vector(types.float64, value.count)
 
     def generate(context, builder, signature, args):
-        return args[0] if wide == value else builder.fpext(args[0], native(wide))
+        return emit_widened(builder, args[0], wide)
 
     return wide(value), generate
 
@@ -258,6 +261,6 @@ def narrow(typing, value, pointer):
     vector = vector_of(pointer)
 
     def generate(context, builder, signature, args):
-        return args[0] if vector == value else builder.fptrunc(args[0], native(vector))
+        return emit_narrowed(builder, args[0], vector)
 
     return vector(value, pointer), generate

@@ -1,6 +1,5 @@
 """Sums over rows: in the storage dtype for some of them, in float64 across these, and at last over all chunks."""
 
-from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
@@ -12,9 +11,10 @@ from fastcross.kernels.cpu.native.emit import (
     emit_load,
     emit_loop,
     emit_store,
-    native,
+    emit_widened,
     vector_of,
     wide_vector_of,
+    zeros_of,
 )
 
 # Rows, a multiple of 4, that are summed in the storage dtype: few enough for the sum to round as often as PyTorch's.
@@ -29,7 +29,7 @@ def clear(typing, values, size):
         values, size = args
 
         def turn(i, _):
-            emit_store(builder, values, i, vector, ir.Constant(native(vector), None))
+            emit_store(builder, values, i, vector, zeros_of(vector))
 
         emit_loop(builder, I64(0), size, I64(vector.count), [], turn)
         return context.get_dummy_value()
@@ -79,13 +79,10 @@ def flush(typing, totals, errors, sums, size):
         def turn(i, _):
             part = emit_load(builder, sums, i, vector)
             if vector == wide:
-                emit_add_exactly(builder, [emit_address(builder, place, i, wide) for place in (totals, errors)], part)
+                _emit_add_exactly(builder, totals, errors, i, wide, part)
             else:
-                total = builder.fadd(
-                    emit_load(builder, totals, i, wide), builder.fpext(part, native(wide)), flags=FASTMATH
-                )
-                emit_store(builder, totals, i, wide, total)
-            emit_store(builder, sums, i, vector, ir.Constant(native(vector), None))
+                _emit_add(builder, totals, i, wide, emit_widened(builder, part, wide))
+            emit_store(builder, sums, i, vector, zeros_of(vector))
 
         emit_loop(builder, I64(0), size, I64(vector.count), [], turn)
         return context.get_dummy_value()
@@ -102,27 +99,35 @@ def join(typing, totals, errors, chunks, size, own_bytes, like):
         totals, errors, chunks, size, own_bytes, _ = args
         width, step = I64(vector.count), builder.sdiv(own_bytes, I64(8))
 
-        def add(to, source):
-            total = builder.fadd(emit_load(builder, *to, wide), emit_load(builder, *source, wide), flags=FASTMATH)
-            emit_store(builder, *to, wide, total)
-
         def join_chunk(chunk, _):
             other = builder.mul(chunk, step)
 
             def turn(i, _):
                 there = builder.add(other, i)
+                part = emit_load(builder, totals, there, wide)
                 if vector == wide:
-                    places = [emit_address(builder, place, i, wide) for place in (totals, errors)]
-                    emit_add_exactly(builder, places, emit_load(builder, totals, there, wide))
-                    add((errors, i), (errors, there))
+                    _emit_add_exactly(builder, totals, errors, i, wide, part)
+                    _emit_add(builder, errors, i, wide, emit_load(builder, errors, there, wide))
                 else:
-                    add((totals, i), (totals, there))
+                    _emit_add(builder, totals, i, wide, part)
 
             emit_loop(builder, I64(0), size, width, [], turn)
 
+        def add_errors(i, _):
+            _emit_add(builder, totals, i, wide, emit_load(builder, errors, i, wide))
+
         emit_loop(builder, I64(1), chunks, I64(1), [], join_chunk)
         if vector == wide:
-            emit_loop(builder, I64(0), size, width, [], lambda i, _: add((totals, i), (errors, i)))
+            emit_loop(builder, I64(0), size, width, [], add_errors)
         return context.get_dummy_value()
 
     return types.void(totals, errors, types.int64, types.int64, types.int64, like), generate
+
+
+def _emit_add(builder, pointer, i, vector, part):
+    total = builder.fadd(emit_load(builder, pointer, i, vector), part, flags=FASTMATH)
+    emit_store(builder, pointer, i, vector, total)
+
+
+def _emit_add_exactly(builder, totals, errors, i, vector, part):
+    emit_add_exactly(builder, [emit_address(builder, pointer, i, vector) for pointer in (totals, errors)], part)
