@@ -34,7 +34,7 @@ lint: $(VENV)/.developer
 	$(BIN)/mypy
 
 floors: $(FLOORS)/.done
-	$(FLOORS)/bin/python -m pytest tests/test_floors.py tests/ops/test_internals.py
+	$(FLOORS)/bin/python -m pytest tests/test_floors.py tests/ops/test_operators.py
 
 bench: $(VENV)/.developer
 	$(BIN)/python -m benchmarks.run --runs 3
@@ -53,21 +53,24 @@ static: $(VENV)/.developer
 	$(BIN)/python -m benchmarks.static.host
 	$(BIN)/python -m benchmarks.static.step
 
-$(VENV)/.user: pyproject.toml constraints.txt
+# What is compiled is built with the PyTorch that it will run with: without isolation, and PyTorch comes first.
+$(VENV)/.user: pyproject.toml constraints.txt setup.py $(wildcard kernels/cpu/*.cpp kernels/cpu/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) --editable ".[cpu,train]"
+	$(PIP) setuptools torch numpy
+	$(PIP) --no-build-isolation --editable ".[train]"
 	touch $@
 
 # The peers pin versions that contradict each other: their list is complete and installed as it stands.
 $(VENV)/.developer: $(VENV)/.user requirements-peers.txt
-	$(PIP) --editable ".[cpu,train,tune,export,sklearn,dev]"
+	$(PIP) --no-build-isolation --editable ".[train,tune,export,sklearn,dev]"
 	$(PIP) --no-deps --requirement requirements-peers.txt
 	touch $@
 
 $(FLOORS)/.done: pyproject.toml constraints-floors.txt
 	test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
+	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-floors.txt setuptools torch numpy
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-floors.txt \
-		--editable ".[cpu,train,tune,export,sklearn]" pytest hypothesis
+		--no-build-isolation --editable ".[train,tune,export,sklearn]" pytest hypothesis
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --no-deps torchfm==0.7.0
 	touch $@
 

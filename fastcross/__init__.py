@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fastcross import kernels as _kernels  # noqa: F401  remembers the process, before anybody forks it
 from fastcross import layers
 from fastcross._version import __version__
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 EXTRAS = {
     "train": ("pyarrow", "safetensors", "tqdm", "matplotlib"),
-    "cpu": ("numba",),
     "sklearn": ("sklearn",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "tune": ("optuna",),

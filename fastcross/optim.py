@@ -21,15 +21,22 @@ WEIGHT_DECAY = 0.01  # of AdamW, as torch.optim's own
 
 
 def configure(
-    model: nn.Module, lr: float = 0.001, name: str = "adam", *, capturable: bool = False, backend: str = "auto"
+    model: nn.Module,
+    lr: float = 0.001,
+    name: str = "adam",
+    *,
+    sparse_gradients: bool = True,
+    capturable: bool = False,
+    backend: str = "auto",
 ) -> "Optimizer":
-    """An optimiser for all trainable parameters of ``model``.
+    """An optimiser for all trainable parameters of ``model``; its tables have sparse gradients from now on.
 
     Args:
         model: tables of its :class:`~fastcross.embedding.EmbeddingStack` layers are updated lazily, the rest as usual.
         lr: the learning rate.
         name: "adam", "adamw" (a weight decay of 0.01), "adagrad", "rowwise_adagrad" (which keeps one number for each
             row of a table; Adagrad for the layers) or "sgd".
+        sparse_gradients: of the tables; False for DistributedDataParallel, which adds up dense ones only.
         capturable: for a step that is captured in a CUDA graph: learning rates and numbers of steps are tensors on the
             device, as PyTorch's Adam and AdamW have them by that name; its fused SGD has no number, and takes such a
             rate. Its Adagrad, which reads both on the host, does not: only tables can then be captured.
@@ -38,6 +45,8 @@ def configure(
     if name not in OPTIMIZERS:
         raise ValueError(f"name must be one of {', '.join(OPTIMIZERS)}; got {name!r}")
     stacks = [module for module in model.modules() if isinstance(module, EmbeddingStack)]
+    for stack in stacks:
+        stack.sparse_gradients = sparse_gradients
     tables = {table: None for stack in stacks for table in stack.tables if table.requires_grad}
     layers = [p for p in model.parameters() if p.requires_grad and p not in tables]
     usual, rows = OPTIMIZERS[name]

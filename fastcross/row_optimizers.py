@@ -6,7 +6,6 @@ schedulers write to such a rate in place; a number assigned to ``group["lr"]`` w
 """
 
 from collections.abc import Callable, Iterable
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from fastcross.gradients import is_like, kind, rows_of
 from fastcross.kernels.row_updates import Rows
-from fastcross.ops import backends
+from fastcross.ops import backends, row_updates
 
 NUMBERS = {"lr", "step"}  # what a step reads of its group that changes from step to step
 
@@ -68,14 +67,14 @@ class RowOptimizer(torch.optim.Optimizer):
                 for table, backend, rows, moments in entries:
                     together.setdefault((backend, table.dtype, table.device), []).append((table, moments, rows))
                 for (backend, *_), chosen in together.items():
-                    self._update(backends.kernels("row_updates", backend), group, *map(list, zip(*chosen, strict=True)))
+                    self._update(backend, group, *map(list, zip(*chosen, strict=True)))
                 for table, *_ in entries:
                     # For autograd, which would not notice that a kernel wrote to it.
                     torch.autograd.graph.increment_version(table)
         return loss
 
     def _update(
-        self, kernels: ModuleType, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
     ) -> None:
         raise NotImplementedError
 
@@ -83,12 +82,12 @@ class RowOptimizer(torch.optim.Optimizer):
         """The tables whose gradients have rows, each with its backend, these rows and what is kept of it."""
         having = [(table, self._backend(table)) for table in parameters if table.grad is not None]
         # The CPU's kernels take each row they are given for another one.
-        found = [(table, backend, rows_of(table, is_compact=backend == "numba")) for table, backend in having]
+        found = [(table, backend, rows_of(table, is_compact=backend == "cpu")) for table, backend in having]
         return [(table, backend, rows, self.moments(table)) for table, backend, rows in found if len(rows[0])]
 
     def _backend(self, table: Tensor) -> str:
         """Whose kernels a table goes to; they take contiguous ones."""
-        return backends.choose(self.backend, table.device, table.dtype) if table.is_contiguous() else "torch"
+        return backends.choose(self.backend, table) if table.is_contiguous() else "torch"
 
     def _lr(self, group: dict[str, Any]) -> float | Tensor:
         return group["lr"] if self.capturable else float(group["lr"])
@@ -166,11 +165,11 @@ class RowAdam(RowOptimizer):
         super().__init__(tables, options, backend, capturable)
 
     def _update(
-        self, kernels: ModuleType, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
     ) -> None:
         options = self._lr(group), tuple(group["betas"]), group["eps"], group["step"]
         # A state that was saved before there was a decay has none.
-        kernels.adam_rows(tables, moments, rows, *options, group.get("weight_decay", 0.0))
+        row_updates.adam_rows(backend, tables, moments, rows, *options, weight_decay=group.get("weight_decay", 0.0))
 
 
 class RowAdagrad(RowOptimizer):
@@ -202,10 +201,10 @@ class RowAdagrad(RowOptimizer):
         return table[:, 0] if self.row_wise else table
 
     def _update(
-        self, kernels: ModuleType, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
     ) -> None:
         sums = [kept[0] for kept in moments]
-        kernels.adagrad_rows(tables, sums, rows, self._lr(group), group["eps"], self.row_wise)
+        row_updates.adagrad_rows(backend, tables, sums, rows, self._lr(group), group["eps"], self.row_wise)
 
 
 class RowSGD(RowOptimizer):
@@ -219,9 +218,9 @@ class RowSGD(RowOptimizer):
         super().__init__(tables, {"lr": lr}, backend, capturable)
 
     def _update(
-        self, kernels: ModuleType, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
     ) -> None:
-        kernels.sgd_rows(tables, rows, self._lr(group))
+        row_updates.sgd_rows(backend, tables, rows, self._lr(group))
 
 
 def _zeros(table: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ operators do the work: x0 is read twice and written once, whatever the depth; th
 import contextlib
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fastcross.kernels.rows import accumulation_dtype
@@ -39,11 +38,6 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
         alpha, beta = _alpha_beta(x0.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
         y = alpha.unsqueeze(-1) * x0
         return (y if beta is None else y + beta).to(x0.dtype)
-
-
-def single_layer(x0: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """The network of one layer, y = (1 + p) x0 + b, in three operators: for operands of one dtype, without autocast."""
-    return torch.addcmul(bias, x0, F.linear(x0, weight) + 1)
 
 
 def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor) -> Tensor:

@@ -3,9 +3,6 @@
 import torch
 from torch import Tensor
 
-# Of fewer rows than these no dots are kept on a CPU: the backward pass computes them again sooner than it finds memory
-# for them. What is kept follows from shapes alone, for checkpointing compares what two forward passes keep.
-FEW_ROWS = 16
 # A row stride within this many elements of d is padding, made for aligned loads, and outputs keep it.
 MAX_PADDING = 64
 
@@ -45,3 +42,9 @@ def kept_sizes(rows: int, M: int, d: int, packed: torch.dtype, accumulation: tor
     """
     columns = -(-d // 16) * 16
     return -(-rows // 16) * 16, columns, rows * columns * packed.itemsize // accumulation.itemsize, rows * M
+
+
+def kept_shape(rows: int, x0: Tensor, packed: torch.dtype, accumulation: torch.dtype) -> tuple[int, ...]:
+    """What is kept of dots with ``rows`` rows of parameters; on a GPU Triton's buffer, these in dtype ``packed``."""
+    M, d = x0.shape
+    return (sum(kept_sizes(rows, M, d, packed, accumulation)),) if x0.device.type == "cuda" else (rows, M)

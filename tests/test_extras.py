@@ -29,7 +29,7 @@ def test_pip_understands_the_command(installed, tmp_path, monkeypatch):
     if installed:  # as a wheel leaves it: without pyproject.toml beside the package
         monkeypatch.setattr(extras, "__file__", str(tmp_path / "fastcross" / "extras.py"))
     monkeypatch.chdir(tmp_path)
-    command = extras.install_command("cpu", "train")
+    command = extras.install_command("tune", "train")
     assert ("-e" in command) != installed
     environment = {"PIP_NO_INDEX": "1", "PIP_DRY_RUN": "1", "PIP_NO_BUILD_ISOLATION": "0"}
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("numba")
+pytest.importorskip("cpu")
 pytest.importorskip("pyarrow")
 TESTS = Path(__file__).parent
 

@@ -12,7 +12,7 @@ from fastcross.ops import backends
 
 def make_stack(**options):
     torch.manual_seed(0)
-    return EmbeddingStack([5, 3000, 7], 2, [3, 8, 1], **options)
+    return EmbeddingStack([5, 3000, 7], 2, [3, 8, 1], **{"sparse_gradients": True} | options)
 
 
 def take_plain_operators(monkeypatch):

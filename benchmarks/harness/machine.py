@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-PACKAGES = ("torch", "triton", "numba", "numpy", "deepctr-torch", "torchrec", "fuxictr", "torchfm")
+PACKAGES = ("torch", "triton", "numpy", "deepctr-torch", "torchrec", "fuxictr", "torchfm")
 
 
 def machine() -> dict[str, str]:

@@ -8,8 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fastcross.kernels.cpu import buffers
-
 
 def kept_bytes(forward: Callable[[], Tensor], leaves: Iterable[Tensor]) -> int:
     """Bytes that ``forward`` keeps for the backward pass beyond its inputs and parameters, each storage once."""
@@ -41,7 +39,6 @@ def peak_bytes(step: Callable[[], object], device: torch.device) -> int | None:
     if not reset.exists():
         return None
     ctypes.CDLL(None).malloc_trim(0)  # what earlier calls freed goes back to the system, to be counted anew
-    buffers.release()
     reset.write_text("5")  # Linux: the peak resident size starts again from the present one
     before = _resident("VmRSS")
     step()

@@ -154,7 +154,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--residual-units", type=at_least(1), metavar="N", help="of deep_crossing (default: 3)")
     group.add_argument("--input-dim", type=at_least(1), metavar="N", help="of its residual units (default: 512)")
     group.add_argument("--cross-dim", type=at_least(1), metavar="N", help="of their inner layer (default: 512)")
-    group.add_argument("--backend", help="auto, triton, numba, torch or reference (default: auto)")
+    group.add_argument("--backend", help="auto, triton, cpu, torch or reference (default: auto)")
 
 
 def add_training(parser: argparse.ArgumentParser) -> None:

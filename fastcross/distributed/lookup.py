@@ -30,8 +30,10 @@ class StackLookup(nn.Module):
         weights = fused.split_embedding_weights()  # type: ignore[operator]
         heights, widths = zip(*(weight.shape for weight in weights), strict=True)
         with torch.device("meta"):
-            self.stack = EmbeddingStack((), embedding_dim=widths, bag_cardinalities=heights, bag_pooling="sum")
-            self.single = EmbeddingStack(heights, embedding_dim=widths)
+            self.stack = EmbeddingStack(
+                (), embedding_dim=widths, bag_cardinalities=heights, bag_pooling="sum", sparse_gradients=True
+            )
+            self.single = EmbeddingStack(heights, embedding_dim=widths, sparse_gradients=True)
         for k, weight in enumerate(weights):
             self.stack.tables[k] = nn.Parameter(weight)
         self.single.tables = self.stack.tables

@@ -23,10 +23,9 @@ class EmbeddingStack(nn.Module):
     The result is a (B, d) view of a buffer whose rows are padded to a multiple of 16 elements. The features are
     numbered in the order of x0: the single-valued ones, then the bags.
 
-    Gradients of the tables are sparse: one row for each distinct id of the batch, in ascending order. (PyTorch drops
-    the mark that says so, ``is_coalesced()``, when it puts a gradient into ``.grad``.) With an optimiser that uses them
-    (:func:`fastcross.optim.configure`), a step costs the same whatever the tables' height. On a GPU they have a row for
-    each id of the batch, repeated ones included, of which the first has the sum and the others are 0.
+    Gradients of the tables are dense, as :class:`torch.nn.Embedding`'s are: any optimiser, DDP and torch.compile take
+    them. :func:`fastcross.optim.configure` makes them sparse, since its step reads only their rows: it then costs the
+    same whatever the tables' height. ``fastcross/ops/embedding.py`` says what a sparse gradient looks like.
 
     On a GPU, wrong ids make x0 NaN and are recorded; :meth:`raise_faults` raises what the CPU would have raised.
 
@@ -39,7 +38,7 @@ class EmbeddingStack(nn.Module):
         embedding_dim: n_e, one for all or one per feature (bags last); None is the paper's 6 · cardinality^(1/4).
         bag_cardinalities: how many ids each multi-valued feature has.
         bag_pooling: "mean" (Σ weight · row / Σ weight) or "sum" (Σ weight · row); a row without values gives 0.
-        sparse_gradients: False for dense gradients, which any optimiser takes and torch.compile can trace in training.
+        sparse_gradients: True for sparse gradients, which SGD, Adagrad and SparseAdam take too.
         backend: "auto" takes the CPU's or the GPU's kernels where they run, else PyTorch's operators, as "torch" does.
     """
 
@@ -55,7 +54,7 @@ class EmbeddingStack(nn.Module):
         *,
         bag_cardinalities: Sequence[int] = (),
         bag_pooling: str = "mean",
-        sparse_gradients: bool = True,
+        sparse_gradients: bool = False,
         backend: str = "auto",
     ) -> None:
         super().__init__()

@@ -36,7 +36,7 @@ class ModelConfig:
     label_mean: float = field(default=0.0, kw_only=True)  # of that quantity, and its standard deviation: the model
     label_deviation: float = field(default=1.0, kw_only=True)  # learns how many deviations from the mean it lies
     l2: float = field(default=0.0, kw_only=True)  # λ
-    sparse_gradients: bool = field(default=True, kw_only=True)  # of the embedding tables
+    sparse_gradients: bool = field(default=False, kw_only=True)  # of the embedding tables
     backend: str = field(default="auto", kw_only=True)
 
     def __post_init__(self) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from fastcross.layers.cross import CrossNetwork
 from fastcross.models.base import Model, ModelConfig, embedding_layer, takes_fields_of
-from fastcross.ops import internals
 from fastcross.ops.embedding import Bags
 
 
@@ -72,8 +71,8 @@ class DCN(Model):
         dropout: after each ReLU.
         logits_bias: whether the logits have a bias; eq. 5 has none.
         l2: λ, the weight of Σ_l ‖w_l‖² in the loss.
-        sparse_gradients: of the embedding tables; False for PyTorch's own optimisers.
-        backend: "auto", "triton", "numba", "torch" or "reference", see :func:`fastcross.cross_layer`.
+        sparse_gradients: of the embedding tables; :func:`fastcross.optim.configure` makes them sparse by itself.
+        backend: "auto", "triton", "cpu", "torch" or "reference", see :func:`fastcross.cross_layer`.
     """
 
     Config = DCNConfig
@@ -196,6 +195,13 @@ def linear_weights(*networks: nn.Module) -> Iterator[Tensor]:
     return (m.weight for network in networks for m in network.modules() if isinstance(m, nn.Linear))
 
 
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
 def _is_only(kind: type[nn.Module], module: nn.Module) -> bool:
     """Whether a module is of this very kind, not parametrised, and nobody looks on when it is called."""
-    return type(module) is kind and not internals.is_observed(module)
+    everywhere = torch.nn.modules.module
+    is_observed = any(
+        getattr(module, name, True) or getattr(everywhere, f"_global{name}", True) for name in _HOOKS
+    ) or "forward" in vars(module)
+    return type(module) is kind and not is_observed

@@ -8,22 +8,6 @@ from torch import Tensor
 from fastcross.batch import Bag
 
 
-def fits_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Whether plain, non-empty operands fit each other: the usual case, without finding out what is wrong."""
-    return x.shape == x0.shape and weight.shape == x0.shape[-1:] and (bias is None or bias.shape == weight.shape)
-
-
-def fits_network(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor | None = None) -> bool:
-    """As :func:`fits_layer`, for a network and its head."""
-    shape = weight.shape
-    return (
-        len(shape) == 2
-        and x0.shape[-1:] == shape[1:]
-        and (bias is None or bias.shape == shape)
-        and (head is None or head.shape[1:] == shape[1:])
-    )
-
-
 def check_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
     """The operands of a layer: ``x`` like ``x0``, and parameters of one dimension."""
     _check_x0(x0)

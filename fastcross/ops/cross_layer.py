@@ -1,6 +1,5 @@
 """One cross layer (eq. 3): ``y = x0 (xᵀ w) + b + x``."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,8 +8,7 @@ from torch import Tensor
 from fastcross import reference
 from fastcross.kernels import closed_form
 from fastcross.kernels.rows import as_rows, empty_rows
-from fastcross.ops import checks, dispatch, internals
-from fastcross.ops import usual as usual_calls
+from fastcross.ops import backends, checks
 
 
 def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -20,34 +18,25 @@ def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = Non
         x0: the network's input, (..., d).
         x: the previous layer's output, shaped like ``x0``.
         weight, bias: (d,) each; the bias may be left out.
-        backend: "auto" takes Triton on a GPU, the fused CPU kernels on a CPU and PyTorch's own operators elsewhere;
-            "triton", "numba", "torch" (closed form) and "reference" (the paper, literally) ask for one. Where PyTorch
-            transforms operators (torch.func, tangents, export) and for subclasses such as DTensor, which have rules for
-            its own operators only, the closed form runs.
+        backend: "auto" takes Triton on a GPU, the C++ kernels on a CPU and PyTorch's own operators elsewhere; "triton",
+            "cpu", "torch" (closed form) and "reference" (the paper, literally) ask for one. Where PyTorch transforms
+            operators (torch.func, tangents, export) and for subclasses such as DTensor, which have rules for its own
+            operators only, the closed form runs.
 
     Returns:
         (..., d) in the dtype of ``x0``. Sums run in float32 for half precision, under autocast too.
     """
-    given = (x0, x, weight) if bias is None else (x0, x, weight, bias)
-    if (usual := _calls.find(backend, given)) is not None:
-        return usual(x0, x, weight, bias)
-    fits = internals.are_alike(bias, x0, x, weight) and checks.fits_layer(x0, x, weight, bias)
-    if not fits:
-        checks.check_layer(x0, x, weight, bias)
-    chosen, direct = dispatch.choose(backend, fits, x0, x, weight, bias)
+    checks.check_layer(x0, x, weight, bias)
+    chosen = backends.choose(backend, x0, x, weight, bias)
     if chosen == "torch":
         return closed_form.cross_layer(x0, x, weight, bias)
     if chosen == "reference":
         return reference.cross_layer(x0, x, weight, bias)
-    rows, x_rows, differentiates = as_rows(x0), as_rows(x), dispatch.differentiates(x0, x, weight, bias)
-    if direct and rows is x0 and x_rows is x:
-        usual = _calls.keep(backend, given, (x0, x, weight, bias), chosen, differentiates)
-        if usual is not None:
-            return usual(x0, x, weight, bias)
-    if differentiates:
-        y = (_apply if direct else CrossLayerFunction.apply)(rows, x_rows, weight, bias, chosen, direct)
+    rows, x_rows = as_rows(x0), as_rows(x)
+    if backends.differentiates(x0, x, weight, bias):
+        y = CrossLayerFunction.apply(rows, x_rows, weight, bias, chosen)
     else:
-        y = cross_layer_fwd(rows, x_rows, weight, bias, chosen, direct=direct)
+        y = backends.kernel("cross_layer_fwd", chosen, x0)(rows, x_rows, weight, bias)
     return y if x0.dim() == 2 else y.view(x0.shape)
 
 
@@ -55,53 +44,36 @@ class CrossLayerFunction(torch.autograd.Function):
     """(x0, x, w, b) -> y; backward of g: ds = g·x0, dx0 = s g, dx = g + ds w, dw = Σ ds x, db = Σ g."""
 
     @staticmethod
-    def forward(ctx: Any, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str, direct: bool) -> Tensor:
-        y = cross_layer_fwd(x0, x, w, b, backend, direct=direct)
+    def forward(ctx: Any, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str) -> Tensor:
         ctx.save_for_backward(x0, x, w, b)
-        ctx.backend, ctx.direct = backend, direct
-        return y
+        ctx.backend = backend
+        return backends.kernel("cross_layer_fwd", backend, x0)(x0, x, w, b)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        return *_vjp(dy, ctx.saved_tensors, ctx.needs_input_grad[:4], ctx.backend, ctx.direct), None, None
+        x0, x, w, b = ctx.saved_tensors
+        if backends.is_differentiated():
+            return *backends.closed_form_vjp(closed_form.cross_layer, (x0, x, w, b), dy), None
+        needs = ctx.needs_input_grad[:4]
+        grads = backends.kernel("cross_layer_bwd", ctx.backend, x0)(as_rows(dy), x0, x, w, b, needs)
+        return *backends.needed_only(grads, needs), None
 
 
-def _vjp(
-    dy: Tensor, saved: Sequence[Any], needs: tuple[bool, ...], backend: str, direct: bool
-) -> tuple[Tensor | None, ...]:
-    x0, x, w, b = saved
-    in_closed_form, direct = dispatch.choose_backward(direct, dy)
-    if in_closed_form:
-        return dispatch.closed_form_vjp(closed_form.cross_layer, (x0, x, w, b), dy)
-    grads = cross_layer_bwd(as_rows(dy), as_rows(x0), as_rows(x), w, b, needs, backend, direct=direct)
-    return dispatch.needed_only(grads, needs)
-
-
-_calls = usual_calls.Calls("cross_layer", CrossLayerFunction, _vjp)
-_apply = internals.direct_apply(CrossLayerFunction)
-
-
-def _fake_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, backend: str) -> Tensor:
-    return empty_rows(x0)
+def _fake_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
+    return empty_rows(as_rows(x0))
 
 
 def _fake_bwd(
-    dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, needs: list[bool], backend: str
+    dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dx0, dx = (empty_rows(t) if needed else t.new_empty(0) for t, needed in zip((x0, x), needs, strict=False))
-    return dx0, dx, dispatch.empty_unless(needs[2], w), dispatch.empty_unless(needs[3], w if b is None else b)
+    dx0, dx = (empty_rows(as_rows(t)) if needed else t.new_empty(0) for t, needed in zip((x0, x), needs, strict=False))
+    return dx0, dx, backends.empty_unless(needs[2], w), backends.empty_unless(needs[3], w if b is None else b)
 
 
-cross_layer_fwd = dispatch.define(
-    "cross_layer",
-    "cross_layer_fwd",
-    "(Tensor x0, Tensor x, Tensor w, Tensor? b, str backend) -> Tensor",
-    _fake_fwd,
-)
-cross_layer_bwd = dispatch.define(
-    "cross_layer",
+backends.define("cross_layer_fwd", "(Tensor x0, Tensor x, Tensor w, Tensor? b) -> Tensor", _fake_fwd)
+backends.define(
     "cross_layer_bwd",
-    "(Tensor dy, Tensor x0, Tensor x, Tensor w, Tensor? b, bool[] needs, str backend)"
+    "(Tensor dy, Tensor x0, Tensor x, Tensor w, Tensor? b, bool[] needs)"
     " -> (Tensor dx0, Tensor dx, Tensor dw, Tensor db)",
     _fake_bwd,
 )

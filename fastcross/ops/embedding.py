@@ -1,23 +1,28 @@
 """Embedding and stacking (section 2.1): ``x0 = [W_1 x_1, …, W_k x_k, x_dense]``, every feature written into one buffer.
 
-The forward pass keeps the ids, and of bags the offsets and weights: a table's gradient is the sum of dx0 over the rows
-that share an id, whatever the table holds. Only the gradient of a bag's weights reads its table, which is then kept.
+The forward pass saves the ids, and of bags the offsets and weights: a table's gradient is the sum of dx0 over the rows
+that share an id, whatever the table holds. Only the gradient of a bag's weights reads its table, which is then saved.
+
+A table's gradient is dense, or sparse with the rows of its ids in ascending order. On the CPU each id is there once. On
+a GPU, where to count ids is to wait, an id stands there as often as in the batch: its sum at the first entry, zeros
+at the others (``kernels/fixed_rows.py``).
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastcross import reference
 from fastcross.batch import Bag
+from fastcross.gradients import mark_heads
 from fastcross.kernels import embedding as plain
+from fastcross.kernels import faults as faults_of
 from fastcross.kernels import fixed_rows
-from fastcross.kernels.rows import accumulation_dtype
-from fastcross.ops import backends, checks, dispatch, embedding_keys, internals
-from fastcross.ops.embedding_gradients import split, tables_bwd, weights_bwd
-from fastcross.ops.sparse_gradients import announce
+from fastcross.kernels.rows import accumulation_dtype, as_rows
+from fastcross.ops import backends, checks
 
 # A bag may also be a tuple (values, offsets) or (values, offsets, weights), as torch.export wants its inputs.
 Bags = Sequence[Bag | tuple[Tensor, ...]]
@@ -42,9 +47,8 @@ def embedding_stack(
         tables: a (cardinality, n_e) table for each of the k features, then one for each bag.
         bags: the multi-valued features.
         pooling: "mean" (Σ weight · row / Σ weight) or "sum" (Σ weight · row); a row without values gives 0.
-        sparse_gradients: whether the tables' gradients are sparse: on the CPU with a row for each distinct id of the
-            batch, else with one for each id, in ascending order: of equal ids the first has the sum, the others are 0,
-            and nothing waits for the device.
+        sparse_gradients: whether the tables' gradients are sparse, with the rows of the batch's ids in ascending order:
+            on the CPU each once, on a GPU as often as in the batch, its sum at the first entry and zeros at the others.
         backend: as for :func:`cross_layer`.
         faults: where the Triton kernel records wrong ids and offsets, as ``EmbeddingStack.faults`` is, which x0 is NaN
             for; without it they are raised here, which waits for the device. Others raise them at once.
@@ -55,43 +59,27 @@ def embedding_stack(
     """
     given = as_bags(bags)
     checks.check_stack(dense, categorical, tables, given, pooling)
-    chosen = _choose(backend, dense, tables)
+    chosen = _choose(backend, dense, categorical, tables)
     ids, weights = categorical.long(), [bag.weights for bag in given]
     values, offsets = [bag.values.long() for bag in given], [bag.offsets.long() for bag in given]
-    is_quiet = internals.may_call_kernels((dense, ids, *values, *offsets, *weights, *tables))
-    if not is_quiet and _needs_plain_operators(dense, ids, *tables):
-        return plain.embedding_stack(dense, ids, values, offsets, weights, tables, pooling)
-    if chosen == "triton":
-        options: Any = {"pooling": pooling, "sparse": sparse_gradients, "backend": chosen}
-        return embedding_keys.stack(dense, ids, (values, offsets, weights), tables, faults, **options)
-    if chosen == "reference" and not sparse_gradients and not torch.compiler.is_compiling():
+    of_bags = values, offsets, weights
+    if chosen in ("torch", "reference") and _is_traced():
+        return plain.embedding_stack(dense, ids, *of_bags, tables, pooling)
+    if chosen == "reference" and not sparse_gradients:
         check_ids(ids, given, [table.shape[0] for table in tables])
-        return reference.embedding_stack(dense, ids, tables, list(zip(values, offsets, weights, strict=True)), pooling)
-    if not dispatch.differentiates(dense, *weights, *tables):
-        return embedding_stack_fwd(dense, ids, values, offsets, weights, list(tables), pooling, chosen)
-    operands = (dense, ids, len(given), pooling, sparse_gradients, chosen, *values, *offsets, *weights, *tables)
-    apply = internals.direct_apply(EmbeddingStackFunction) if is_quiet else EmbeddingStackFunction.apply
-    if not sparse_gradients:
-        return apply(*operands)
-    if torch.compiler.is_compiling():  # the compiler knows no sparse gradients
-        return torch.compiler.disable(_with_sparse_gradients)(tables, operands)
-    announce(tables)
-    return apply(*operands)
+        return reference.embedding_stack(dense, ids, tables, list(zip(*of_bags, strict=True)), pooling)
+    stack = _keyed_stack if chosen == "triton" else _stack
+    if sparse_gradients and torch.compiler.is_compiling() and backends.differentiates(*tables):
+        stack = torch.compiler.disable(stack)  # a graph has no sparse tensors
+    return stack(dense, ids, of_bags, tables, faults, pooling, sparse_gradients, chosen)
 
 
-def _with_sparse_gradients(tables: Sequence[Tensor], operands: tuple[Any, ...]) -> Tensor:
-    announce(tables)
-    return EmbeddingStackFunction.apply(*operands)
+OfBags = tuple[list[Tensor], list[Tensor], list[Any]]  # all bags' values, all their offsets, all their weights or None
 
 
-def _needs_plain_operators(*operands: Tensor) -> bool:
-    """Whether something transforms PyTorch's operators that knows no others."""
-    return (
-        torch.compiler.is_exporting()
-        or torch.jit.is_tracing()
-        or internals.is_transformed()
-        or any(internals.is_foreign(t) for t in operands)
-    )
+def _is_traced() -> bool:
+    """Whether something looks on that knows PyTorch's own operators only."""
+    return torch.compiler.is_compiling() or torch.jit.is_tracing() or backends.is_transformed()
 
 
 def as_bags(bags: Bags) -> list[Bag]:
@@ -111,17 +99,49 @@ def pooling_coefficients(bag: Bag, pooling: str) -> Tensor:
     return plain.pooling_coefficients(bag.values, bag.offsets, bag.weights, pooling, dtype)
 
 
-def _choose(backend: str, dense: Tensor, tables: Sequence[Tensor]) -> str:
+def _choose(backend: str, dense: Tensor, ids: Tensor, tables: Sequence[Tensor]) -> str:
     """The backend that will run; the kernels need contiguous tables of one dtype."""
     dtype = plain.x0_dtype(dense, tables)
-    chosen = backends.choose(backend, dense.device, dtype)
-    if chosen not in ("numba", "triton"):
+    typical = next((table for table in tables if table.dtype == dtype), dense)
+    chosen = backends.choose(backend, typical, dense, ids, *tables)
+    if torch.jit.is_tracing() and chosen != "reference":
+        return "torch"
+    if chosen not in ("cpu", "triton"):
         return chosen
     odd = next((k for k, table in enumerate(tables) if table.dtype != dtype or not table.is_contiguous()), None)
     if odd is not None and backend == chosen:
         found = f"feature {odd}'s, {tables[odd].dtype} with strides {tables[odd].stride()}, and x0 of {dtype}"
         raise ValueError(f'backend "{chosen}" needs contiguous tables of one dtype; got {found}')
     return chosen if odd is None else "torch"
+
+
+def _stack(
+    dense: Tensor,
+    ids: Tensor,
+    bags: OfBags,
+    tables: Sequence[Tensor],
+    faults: Tensor | None,
+    pooling: str,
+    sparse: bool,
+    backend: str,
+) -> Tensor:
+    values, offsets, weights = bags
+    if backends.differentiates(dense, *weights, *tables):
+        options = pooling, sparse, backend
+        return EmbeddingStackFunction.apply(dense, ids, len(values), options, *values, *offsets, *weights, *tables)
+    return _forward(dense, ids, bags, list(tables), pooling, backend)
+
+
+def _forward(dense: Tensor, ids: Tensor, bags: OfBags, tables: list[Tensor], pooling: str, backend: str) -> Tensor:
+    if backend != "cpu":
+        return plain.embedding_stack_fwd(dense, ids, *bags, tables, pooling)
+    try:
+        return torch.ops.fastcross.embedding_stack_fwd(dense, ids, *bags, tables, pooling)
+    except RuntimeError:
+        if not torch.compiler.is_compiling():  # of wrong ids and offsets a ValueError tells
+            plain.check_offsets(bags[0], bags[1], ids.shape[1])
+            plain.check_ids(ids, bags[0], [table.shape[0] for table in tables])
+        raise
 
 
 class EmbeddingStackFunction(torch.autograd.Function):
@@ -131,44 +151,185 @@ class EmbeddingStackFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        dense: Tensor, ids: Tensor, bags: int, pooling: str, sparse: bool, backend: str, *operands: Any
-    ) -> Tensor:
-        values, offsets, weights, tables = split(operands, bags)
-        return embedding_stack_fwd(dense, ids, values, offsets, weights, tables, pooling, backend)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        dense, ids, ctx.bags, ctx.pooling, ctx.sparse, ctx.backend, *operands = inputs
-        values, offsets, weights, tables = split(operands, ctx.bags)
-        ctx.dense_dtype, ctx.dtypes = dense.dtype, [table.dtype for table in tables]
+    def forward(ctx: Any, dense: Tensor, ids: Tensor, bags: int, options: tuple[Any, ...], *operands: Any) -> Tensor:
+        values, offsets, weights, tables = _split(operands, bags)
+        ctx.bags, ctx.options, ctx.dense_dtype = bags, options, dense.dtype
+        ctx.dtypes = [table.dtype for table in tables]
         ctx.sizes = [size for table in tables for size in table.shape]
-        needed = ctx.needs_input_grad[6 + 2 * ctx.bags : 6 + 3 * ctx.bags]
+        needed = ctx.needs_input_grad[4 + 2 * bags : 4 + 3 * bags]
         read = [table if need else None for table, need in zip(tables[ids.shape[1] :], needed, strict=True)]
         ctx.save_for_backward(ids, *values, *offsets, *weights, *read)
+        pooling, _, backend = options
+        return _forward(dense, ids, (values, offsets, weights), tables, pooling, backend)
 
     @staticmethod
     def backward(ctx: Any, dx0: Tensor) -> tuple[Tensor | None, ...]:
         ids, *operands = ctx.saved_tensors
-        values, offsets, weights, read = split(operands, ctx.bags)
-        bags = values, offsets, weights
-        dweights = weights_bwd(dx0, bags, read, ctx.sizes, ctx.pooling)
-        needs = ctx.needs_input_grad[6 + 3 * ctx.bags :]
+        values, offsets, weights, read = _split(operands, ctx.bags)
+        bags, (pooling, sparse, backend) = (values, offsets, weights), ctx.options
+        dweights = _weights_bwd(dx0, bags, read, ctx.sizes, pooling)
+        needs = ctx.needs_input_grad[4 + 3 * ctx.bags :]
         dtables: list[Tensor | None] = [None] * len(needs)
         if any(needs):
-            described = ctx.sizes, ctx.dtypes, needs
-            bwd = _rows_bwd(ctx.sparse, ctx.backend)
-            dtables = tables_bwd(bwd, (dx0, ids, bags, ctx.pooling), described, ctx.sparse)
+            if backend != "cpu" or backends.is_differentiated():
+                found = _plain_bwd(dx0, ids, bags, pooling, ctx.sizes, needs, sparse)
+            else:
+                bwd = torch.ops.fastcross.embedding_stack_bwd
+                found = bwd(as_rows(dx0), ids, *bags, ctx.sizes, needs, pooling, not sparse)
+            dtables = _as_gradients(found, ctx.sizes, ctx.dtypes, needs, sparse and plain.is_compact(dx0), sparse)
         ddense = dx0[:, sum(ctx.sizes[1::2]) :].to(ctx.dense_dtype) if ctx.needs_input_grad[0] else None
-        return ddense, *(None,) * (5 + 2 * ctx.bags), *dweights, *dtables
+        return ddense, *(None,) * (3 + 2 * ctx.bags), *dweights, *dtables
 
 
-def _rows_bwd(sparse: bool, backend: str) -> Callable[..., list[Tensor]]:
-    """The backward function of the tables: PyTorch's operators where the gradient is differentiated itself."""
-    if torch.is_grad_enabled():
-        return plain.embedding_stack_bwd if sparse else plain.embedding_stack_bwd_dense
-    bwd = embedding_stack_bwd if sparse else embedding_stack_bwd_dense
-    return lambda *operands: bwd(*operands, backend)
+def _split(operands: Sequence[Any], bags: int) -> list[list[Any]]:
+    """A Function's operands: values, offsets, weights, and what follows them."""
+    return [*(list(operands[i * bags : (i + 1) * bags]) for i in range(3)), list(operands[3 * bags :])]
+
+
+def _plain_bwd(
+    dx0: Tensor, ids: Tensor, bags: OfBags, pooling: str, sizes: list[int], needs: Sequence[bool], sparse: bool
+) -> list[Tensor]:
+    """The tables' gradients in PyTorch's operators, which can be differentiated."""
+    dtype = accumulation_dtype(dx0)
+    coefficients = [plain.pooling_coefficients(*bag, pooling, dtype) for bag in zip(*bags, strict=True)]
+    bwd = plain.embedding_stack_bwd if sparse else plain.embedding_stack_bwd_dense
+    return bwd(as_rows(dx0), ids, *bags[:2], coefficients, sizes, needs)
+
+
+def _as_gradients(
+    found: list[Tensor],
+    sizes: list[int],
+    dtypes: list[torch.dtype],
+    needs: Sequence[bool],
+    is_compact: bool,
+    sparse: bool,
+) -> list[Tensor | None]:
+    """Gradients in the tables' dtypes, of ids and values in turn, or of dense gradients."""
+    result: list[Tensor | None] = []
+    for k, needed in enumerate(needs):
+        if not needed:
+            result.append(None)
+        elif sparse:
+            values = found[2 * k + 1].to(dtypes[k])
+            result.append(_sparse_gradient(found[2 * k], values, sizes[2 * k : 2 * k + 2], is_compact))
+        else:
+            result.append(found[k].to(dtypes[k]))
+    return result
+
+
+def _sparse_gradient(rows: Tensor, values: Tensor, size: list[int], is_coalesced: bool) -> Tensor:
+    if not is_coalesced:
+        mark_heads(rows, values)
+    options: Any = {"check_invariants": False, "is_coalesced": is_coalesced}
+    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, size, **options)
+
+
+def _weights_bwd(
+    dx0: Tensor, bags: OfBags, read: list[Tensor | None], sizes: list[int], pooling: str
+) -> list[Tensor | None]:
+    """The gradients of the bags' weights, for each bag whose table was saved in ``read``; ``sizes``: of all tables."""
+    single, dweights = len(sizes) // 2 - len(read), []
+    for k, (table, value, offset, weight) in enumerate(zip(read, *bags, strict=True), start=single):
+        column = sum(sizes[1 : 2 * k : 2])
+        g = dx0[:, column : column + sizes[2 * k + 1]]
+        if table is not None and list(table.shape) != (before := sizes[2 * k : 2 * k + 2]):
+            # Autograd notices what is written to a table, but not that another was put in its place.
+            raise RuntimeError(
+                f"feature {k}'s table was {tuple(before)} in the forward pass and is {tuple(table.shape)} now"
+            )
+        dweights.append(None if table is None else plain.weights_bwd(g, table, value, offset, weight, pooling))
+    return dweights
+
+
+def _keyed_stack(
+    dense: Tensor,
+    ids: Tensor,
+    bags: OfBags,
+    tables: Sequence[Tensor],
+    faults: Tensor | None,
+    pooling: str,
+    sparse: bool,
+    backend: str,
+) -> Tensor:
+    """x0 on a GPU: nothing in it waits for the device, neither the ids' check nor the tables' gradients.
+
+    The forward pass writes a key for each id beside x0; the backward pass sorts the keys of all tables at once. Without
+    ``faults`` to record them in, wrong ids are raised here, which waits.
+    """
+    values, offsets, weights = bags
+    if faults is not None and faults.device != dense.device:
+        faults = None  # of a layer that was called with tables from elsewhere
+    recorded = faults_of.new_faults(ids.shape[1], len(values), dense.device) if faults is None else faults
+    wanted, found = (faults_of.size(ids.shape[1], len(values)), torch.int64), (recorded.numel(), recorded.dtype)
+    if found != wanted or not recorded.is_contiguous():
+        raise ValueError(f"faults must be contiguous, {' '.join(map(str, wanted))}; got {' '.join(map(str, found))}")
+    if backends.differentiates(dense, *weights, *tables):
+        options = pooling, tuple(table.requires_grad for table in tables), sparse, backend
+        operands = (dense, ids, recorded, len(values), options, *values, *offsets, *weights, *tables)
+        x0 = KeyedStackFunction.apply(*operands)
+    else:
+        fwd = backends.kernel("embedding_stack_keyed_fwd", backend, dense)
+        needs = [False] * len(tables)
+        x0 = fwd(dense, ids, [*values, *offsets, *weights], list(tables), recorded, pooling, needs)[0]
+    if faults is None and not torch.compiler.is_compiling():
+        faults_of.raise_faults(recorded, ids.shape[1], [table.shape[0] for table in tables])
+    return x0
+
+
+class KeyedStackFunction(torch.autograd.Function):
+    """(dense, weights of bags, tables) -> x0; saves keys, and of bags each value's row and coefficient.
+
+    The operands are all bags' values, all their offsets, all their weights (None for a bag that has none), the tables.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, dense: Tensor, ids: Tensor, faults: Tensor, bags: int, options: tuple[Any, ...], *operands: Any
+    ) -> Tensor:
+        pooling, needs, _, backend = options
+        values, offsets, weights, tables = _split(operands, bags)
+        fwd = backends.kernel("embedding_stack_keyed_fwd", backend, dense)
+        x0, *saved = fwd(dense, ids, list(operands[: 3 * bags]), tables, faults, pooling, list(needs))
+        ctx.bags, ctx.options, ctx.dense_dtype, ctx.dtype = bags, options, dense.dtype, x0.dtype
+        ctx.sizes = [size for table in tables for size in table.shape]
+        needed = ctx.needs_input_grad[5 + 2 * bags : 5 + 3 * bags]
+        read = [table if need else None for table, need in zip(tables[ids.shape[1] :], needed, strict=True)]
+        ctx.save_for_backward(ids, *saved, *values, *offsets, *weights, *read)
+        return x0
+
+    @staticmethod
+    def backward(ctx: Any, dx0: Tensor) -> tuple[Tensor | None, ...]:
+        ids, keys, rows, coefficients, *operands = ctx.saved_tensors
+        values, offsets, weights, read = _split(operands, ctx.bags)
+        pooling, kept, sparse, backend = ctx.options
+        needs, sizes = ctx.needs_input_grad[5 + 3 * ctx.bags :], ctx.sizes
+        # Wrong ids and offsets are recorded by now; here they only must not lead out of a tensor.
+        fit = [value.clamp(0, height - 1) for value, height in zip(values, sizes[2 * ids.shape[1] :: 2], strict=True)]
+        bags = fit, [F.pad(offset[1:], (1, 0)) for offset in offsets], weights
+        dweights = _weights_bwd(dx0, bags, read, sizes, pooling)
+        dtables: list[Tensor | None] = [None] * len(needs)
+        if any(needs) and backends.is_differentiated():
+            found = _plain_bwd(dx0, ids, bags, pooling, sizes, needs, sparse)
+            dtables = _as_gradients(found, sizes, [ctx.dtype] * len(needs), needs, plain.is_compact(dx0), sparse)
+        elif any(needs):
+            counts = fixed_rows.entries(ids, values, kept)
+            bwd = backends.kernel("embedding_stack_keyed_bwd", backend, dx0)
+            found, numbers = bwd(as_rows(dx0), keys, rows, coefficients, sizes, counts, ctx.bags)
+            parts = fixed_rows.split(found, numbers.to(ctx.dtype), counts, sizes[1::2])
+            to_gradient: Callable[..., Tensor] = _heads_gradient if sparse else _dense_gradient
+            dtables = [
+                to_gradient(*part, sizes[2 * k : 2 * k + 2]) if needs[k] else None for k, part in enumerate(parts)
+            ]
+        ddense = dx0[:, sum(sizes[1::2]) :].to(ctx.dense_dtype) if ctx.needs_input_grad[0] else None
+        return ddense, *(None,) * (4 + 2 * ctx.bags), *dweights, *dtables
+
+
+def _heads_gradient(rows: Tensor, values: Tensor, size: list[int]) -> Tensor:
+    return _sparse_gradient(rows, values, size, is_coalesced=False)
+
+
+def _dense_gradient(rows: Tensor, values: Tensor, size: list[int]) -> Tensor:
+    return values.new_zeros(size).index_add_(0, rows, values)  # all but one of the values of a row are 0
 
 
 def _fake_fwd(
@@ -179,7 +340,6 @@ def _fake_fwd(
     weights: list[Tensor | None],
     tables: list[Tensor],
     pooling: str,
-    backend: str,
 ) -> Tensor:
     return plain.empty_x0(dense, tables)
 
@@ -189,43 +349,71 @@ def _fake_bwd(
     ids: Tensor,
     values: list[Tensor],
     offsets: list[Tensor],
-    coefficients: list[Tensor],
+    weights: list[Tensor | None],
     sizes: list[int],
     needs: list[bool],
-    backend: str,
+    pooling: str,
+    dense: bool,
 ) -> list[Tensor]:
-    result, counts = [], fixed_rows.entries(ids, values, needs)
+    result = []
     for k, needed in enumerate(needs):
-        count = counts[k] if not needed or not plain.is_compact(dx0) else torch.library.get_ctx().new_dynamic_size()
-        shape = (count, sizes[2 * k + 1]) if needed else (0,)
-        result += [ids.new_empty(count), dx0.new_empty(shape, dtype=accumulation_dtype(dx0))]
+        count: Any = sizes[2 * k]
+        if not dense:
+            count = torch.library.get_ctx().new_dynamic_size() if needed else 0
+            result.append(ids.new_empty(count))
+        result.append(dx0.new_empty((count, sizes[2 * k + 1]) if needed else (0,)))
     return result
 
 
-def _fake_bwd_dense(
-    dx0: Tensor,
+def _fake_keyed_fwd(
+    dense: Tensor,
     ids: Tensor,
-    values: list[Tensor],
-    offsets: list[Tensor],
-    coefficients: list[Tensor],
-    sizes: list[int],
+    bags: list[Any],
+    tables: list[Tensor],
+    faults: Tensor,
+    pooling: str,
     needs: list[bool],
-    backend: str,
-) -> list[Tensor]:
-    shapes = [sizes[2 * k : 2 * k + 2] if needed else [0] for k, needed in enumerate(needs)]
-    return [dx0.new_empty(shape, dtype=accumulation_dtype(dx0)) for shape in shapes]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    x0, counts = plain.empty_x0(dense, tables), fixed_rows.entries(ids, bags[: len(bags) // 3], needs)
+    keys = ids.new_empty(sum(counts), dtype=fixed_rows.key_dtype([table.shape[0] for table in tables], counts))
+    of_bags = sum(counts[ids.shape[1] :])
+    return x0, keys, ids.new_empty(of_bags, dtype=torch.int32), dense.new_empty(of_bags, dtype=accumulation_dtype(x0))
 
 
-_BACKWARD_SCHEMA = """(Tensor dx0, Tensor ids, Tensor[] values, Tensor[] offsets, Tensor[] coefficients, SymInt[] sizes,
-    bool[] needs, str backend) -> Tensor[]"""
-embedding_stack_fwd = dispatch.define(
-    "embedding_stack",
+def _fake_keyed_bwd(
+    dx0: Tensor,
+    keys: Tensor,
+    rows: Tensor,
+    coefficients: Tensor,
+    sizes: list[int],
+    counts: list[int],
+    bags: int,
+) -> tuple[Tensor, Tensor]:
+    numbers = sum(count * width for count, width in zip(counts, sizes[1::2], strict=True))
+    return keys.new_empty(keys.shape, dtype=torch.int64), dx0.new_empty(numbers, dtype=accumulation_dtype(dx0))
+
+
+backends.define(
     "embedding_stack_fwd",
-    """(Tensor dense, Tensor ids, Tensor[] values, Tensor[] offsets, Tensor?[] weights, Tensor[] tables, str pooling,
-    str backend) -> Tensor""",
+    """(Tensor dense, Tensor ids, Tensor[] values, Tensor[] offsets, Tensor?[] weights, Tensor[] tables, str pooling)
+    -> Tensor""",
     _fake_fwd,
 )
-embedding_stack_bwd = dispatch.define("embedding_stack", "embedding_stack_bwd", _BACKWARD_SCHEMA, _fake_bwd)
-embedding_stack_bwd_dense = dispatch.define(
-    "embedding_stack", "embedding_stack_bwd_dense", _BACKWARD_SCHEMA, _fake_bwd_dense
+backends.define(
+    "embedding_stack_bwd",
+    """(Tensor dx0, Tensor ids, Tensor[] values, Tensor[] offsets, Tensor?[] weights, SymInt[] sizes, bool[] needs,
+    str pooling, bool dense) -> Tensor[]""",
+    _fake_bwd,
+)
+backends.define(
+    "embedding_stack_keyed_fwd",
+    """(Tensor dense, Tensor ids, Tensor?[] bags, Tensor[] tables, Tensor(a!) faults, str pooling, bool[] needs)
+    -> (Tensor x0, Tensor keys, Tensor rows, Tensor coefficients)""",
+    _fake_keyed_fwd,
+)
+backends.define(
+    "embedding_stack_keyed_bwd",
+    """(Tensor dx0, Tensor keys, Tensor rows, Tensor coefficients, SymInt[] sizes, SymInt[] counts, int bags)
+    -> (Tensor rows_of_tables, Tensor values_of_tables)""",
+    _fake_keyed_bwd,
 )

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 import torch
 
 from fastcross._version import __version__
-from fastcross.ops.backends import choose
+from fastcross.ops.backends import choose_kernels, instruction_set
 
 PACKAGES = (
-    "numba",
     "triton",
     "numpy",
     "pyarrow",
@@ -23,7 +22,7 @@ PACKAGES = (
     "onnxscript",
     "torchrec",
 )
-SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS", "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES")
+SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES")
 
 
 def describe_environment() -> Iterator[str]:
@@ -50,12 +49,16 @@ def _version(package: str) -> str:
 def _backends() -> list[str]:
     """What can run here, and why the others cannot."""
     found = ["torch", "reference"]
-    for name, device in (("numba", "cpu"), ("triton", "cuda" if torch.cuda.is_available() else "cpu")):
+    for name, device in (("cpu", "cpu"), ("triton", "cuda" if torch.cuda.is_available() else "cpu")):
         try:
-            found.append(choose(name, torch.device(device), torch.float32))
+            found.append(_detailed(choose_kernels(name, torch.device(device), torch.float32)))
         except ValueError as error:
             found.append(f"not {name} ({error})")
     return found
+
+
+def _detailed(backend: str) -> str:
+    return f"cpu ({instruction_set()})" if backend == "cpu" else backend
 
 
 def _built_for() -> str:

@@ -30,7 +30,6 @@ from fastcross.training.processes import ALONE, Processes, make_optimizer
 from fastcross.training.run_folder import History, Run
 from fastcross.training.signals import stop_signals
 from fastcross.training.step import Step
-from fastcross.training.warm_up import compile_kernels
 
 
 class Interrupted(Exception):
@@ -113,7 +112,6 @@ class Trainer:
         return result
 
     def _fit(self) -> dict[str, Any]:
-        compile_kernels(self.model)
         self.captured = captured_step(self.one_step, self.show)
         saved = mark = time.perf_counter()
         with stop_signals() as stop, self._progress() as bar, contextlib.closing(self._batches()) as batches:

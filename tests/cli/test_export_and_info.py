@@ -27,7 +27,7 @@ def test_export_predicts_the_same(run, cache):
 def test_info(run, cache, capsys):
     assert main(["info"]) == 0
     printed = capsys.readouterr().out
-    for fact in ("fastcross 0.", "Python 3.", "CPU: ", "threads", "GPU: ", "backends: torch, reference, ", "numba "):
+    for fact in ("fastcross 0.", "Python 3.", "CPU: ", "threads", "GPU: ", "backends: torch, reference, cpu ("):
         assert fact in printed
     assert f"torch {torch.__version__}" in printed
     assert main(["info", str(run)]) == 0

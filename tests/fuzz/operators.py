@@ -17,7 +17,7 @@ def case(number, folder):
         torch.set_num_threads(rng.randint(1, 4))
     name, dtype = rng.choice(OPERATORS), draw.dtype(rng)
     operands = draw_operands(rng, name, dtype)
-    backends = ("auto", "numba", "torch") if dtype in (torch.float32, torch.float64) else ("auto", "torch")
+    backends = ("auto", "cpu", "torch") if dtype in (torch.float32, torch.float64) else ("auto", "torch")
     same = len({operand.base.dtype for operand in operands if operand is not None}) == 1
     backend = rng.choice((*backends, *backends, *(("reference",) if same else ())))
     with torch.random.fork_rng():
@@ -120,7 +120,7 @@ def invalid(rng):
     }
     name, operator = rng.choice(list(changes)), rng.choice(("cross_network", "cross_logits"))
     operands = changes[name]() if operator == "cross_logits" or name != "head" else changes["layers"]()
-    backend = rng.choice(("auto", "numba", "torch", "reference"))
+    backend = rng.choice(("auto", "cpu", "torch", "reference"))
     try:
         y = getattr(fastcross, operator)(*operands[: 4 if operator == "cross_logits" else 3], backend=backend)
     except (ValueError, TypeError) as error:

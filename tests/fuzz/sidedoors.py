@@ -12,7 +12,7 @@ def case(number, folder):
     rng = draw.start(number)
     name = "compiled" if rng.random() < 0.002 else rng.choice([each for each in DOORS if each != "compiled"])
     operator = rng.choice(("cross_layer", "cross_network", "cross_logits"))
-    backend = rng.choice(("auto", "numba", "torch"))
+    backend = rng.choice(("auto", "cpu", "torch"))
     rows, d, layers = rng.randint(1, 6), rng.randint(1, 9), rng.randint(1, 4)
     x = [torch.randn(rows, d, dtype=torch.float64) for _ in range(2 if operator == "cross_layer" else 1)]
     many = () if operator == "cross_layer" else (layers,)

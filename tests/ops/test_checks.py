@@ -31,9 +31,13 @@ def network(x0=X0, weight=W, bias=B, **options):
         (lambda: network(x0=X0.long()), TypeError, ["torch.int64", "torch.float32"]),
         (lambda: network(weight=W.long()), TypeError, ["torch.int64", "torch.float32"]),
         (lambda: network(weight=W.to("meta")), ValueError, ["meta", "cpu"]),
-        (lambda: network(backend="cuda"), ValueError, ["'cuda'", "triton, numba"]),
+        (lambda: network(backend="cuda"), ValueError, ["'cuda'", "triton, cpu"]),
         (lambda: network(backend="triton"), ValueError, ["GPU", "cpu"]),
-        (lambda: network(x0=X0.half(), backend="numba"), ValueError, ["torch.float16", "torch.float32"]),
+        (
+            lambda: network(x0=X0.to("meta").to(torch.float8_e5m2), weight=W.to("meta"), bias=None, backend="cpu"),
+            ValueError,
+            ["float8_e5m2", "float32"],
+        ),
         (lambda: fastcross.cross_logits(X0, W, B, None), TypeError, ["head is missing", "(6, 5)"]),
         (lambda: fastcross.cross_logits(X0, W, B, torch.randn(2, 4)), ValueError, ["(2, 4)", "(6, 5)"]),
         (lambda: fastcross.cross_layer(X0, torch.randn(6, 4), W[0]), ValueError, ["x (6, 4)", "x0 (6, 5)"]),
@@ -50,31 +54,50 @@ def test_bad_input_is_named(call, error, names):
         assert name in str(caught.value)
 
 
-def test_auto_takes_the_fused_kernels_on_a_cpu_and_the_closed_form_for_half_precision():
-    for x0, chosen in ((X0, "numba"), (X0.half(), "torch"), (X0.to("meta"), "torch")):
-        assert backends.choose("auto", x0.device, x0.dtype) == chosen
+def test_auto_takes_the_fused_kernels_on_a_cpu():
+    for x0, chosen in ((X0, "cpu"), (X0.half(), "cpu"), (X0.bfloat16(), "cpu"), (X0.to("meta"), "torch")):
+        assert backends.choose("auto", x0) == chosen
 
 
-def test_missing_package_is_named():
+def test_without_the_library_auto_warns_once_and_cpu_says_how_to_build_it():
     script = """
-import sys
-sys.modules["numba"] = None
-import importlib.util, torch, fastcross
-find = importlib.util.find_spec
-importlib.util.find_spec = lambda name, *rest: None if name == "numba" else find(name, *rest)
+import warnings, torch
+from pathlib import Path
+from fastcross.kernels import cpu
+cpu.LIBRARY = Path("nowhere.so")
+import fastcross
 x0, w = torch.randn(3, 4), torch.randn(2, 4)
-assert torch.equal(fastcross.cross_network(x0, w), fastcross.cross_network(x0, w, backend="torch"))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for _ in range(2):
+        assert torch.equal(fastcross.cross_network(x0, w), fastcross.cross_network(x0, w, backend="torch"))
+assert [str(each.message) for each in caught if "C++ kernels were not built" in str(each.message)], caught
+assert len(caught) == 1
 try:
-    fastcross.cross_network(x0, w, backend="numba")
+    fastcross.cross_network(x0, w, backend="cpu")
 except ValueError as error:
-    assert "needs numba; install with: pip install" in str(error), error
+    assert "build them with: pip install" in str(error), error
 else:
     raise SystemExit("no error")
 """
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
+def test_a_library_that_cannot_be_loaded_says_why(tmp_path):
+    damaged = tmp_path / "library.abi3.so"
+    damaged.write_bytes(b"no library")
+    script = f"""
+from pathlib import Path
+from fastcross.kernels import cpu
+cpu.LIBRARY = Path({str(damaged)!r})
+import fastcross.ops
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert "fastcross's CPU kernels cannot be loaded" in result.stderr
+    assert "build them again: pip install" in result.stderr
+
+
 def test_import_is_light():
-    """Neither Triton nor Numba nor a driver is touched by the import, nor by that of every public name."""
-    script = "import sys; from fastcross import *; assert not {'triton', 'numba'} & set(sys.modules); import torch; "
+    """Neither Triton nor a driver is touched by the import, nor by that of every public name."""
+    script = "import sys; from fastcross import *; assert not {'triton'} & set(sys.modules); import torch; "
     subprocess.run([sys.executable, "-c", script + "assert not torch.cuda.is_initialized()"], check=True)

@@ -10,7 +10,8 @@ from fastcross.batch import Bag
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.ops import embedding_stack
 
-BACKENDS = ["numba", "torch", "reference"]
+BACKENDS = ["cpu", "torch", "reference"]
+ERRORS = {None: ValueError, "inductor": RuntimeError, "aot_eager": RuntimeError}  # C++ knows no ValueError
 NO_IDS = torch.zeros(2, 0, dtype=torch.int64)
 
 
@@ -23,28 +24,26 @@ def pooled(offsets, values=(1, 1, 2), weights=None, **options):
 OFFSETS = ([1, 2], [0, 4], [2, 1], [0, -1], [0, 2**40], [-(2**40), 0])
 
 
-@pytest.mark.parametrize("compiler", [None, "inductor"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "compiler"), [*((backend, None) for backend in BACKENDS), ("cpu", "inductor")])
 @pytest.mark.parametrize("pooling", ["mean", "sum"])
 def test_bad_offsets(pooling, backend, compiler):
     torch.compiler.reset()
     for offsets in OFFSETS:
         stack, operands = pooled(offsets, backend=backend, pooling=pooling)
         stack = torch.compile(stack, backend=compiler, fullgraph=True) if compiler else stack
-        with pytest.raises(ValueError, match="feature 0's offsets must start at 0 and rise to at most 3; got"):
+        with pytest.raises(ERRORS[compiler], match="feature 0's offsets must start at 0 and rise to at most 3; got"):
             stack(*operands)
 
 
-@pytest.mark.parametrize("compiler", [None, "aot_eager"])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("backend", "compiler"), [*((backend, None) for backend in BACKENDS), ("cpu", "aot_eager")])
 def test_bad_ids(backend, compiler):
     torch.compiler.reset()
     stack, (dense, ids, tables, _) = pooled([0, 1], backend=backend)
     stack = torch.compile(stack, backend=compiler, fullgraph=True) if compiler else stack
     for bad in (-1, 9, 2**40):
-        with pytest.raises(ValueError, match=f"feature 0 has 9 ids, 0 to 8; got id {bad} in value 1"):
+        with pytest.raises(ERRORS[compiler], match=f"feature 0 has 9 ids, 0 to 8; got id {bad} in value 1"):
             stack(dense, ids, tables, [(torch.tensor([0, bad, 3]), torch.tensor([0, 1]))])
-        with pytest.raises(ValueError, match=f"feature 0 has 9 ids, 0 to 8; got id {bad} in row 1"):
+        with pytest.raises(ERRORS[compiler], match=f"feature 0 has 9 ids, 0 to 8; got id {bad} in row 1"):
             stack(dense, torch.tensor([[2], [bad]]), tables, [])
 
 
@@ -57,7 +56,7 @@ def test_values_of_no_row():
 
 
 @pytest.mark.parametrize("sparse", [True, False])
-@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("changed", ["ids", "values", "offsets", "weights", "table"])
 def test_what_the_backward_pass_reads_must_not_change(changed, backend, sparse):
     table = torch.rand(9, 4, requires_grad=True)
@@ -105,13 +104,13 @@ def test_a_table_put_in_anothers_place(size, sparse):
 def test_ids_changed_behind_autograds_back():
     ids = torch.zeros(64, 1, dtype=torch.int64)
     table = nn.Parameter(torch.rand(2, 3))
-    x0 = embedding_stack(torch.zeros(64, 0), ids, [table], sparse_gradients=True, backend="numba")
+    x0 = embedding_stack(torch.zeros(64, 0), ids, [table], sparse_gradients=True, backend="cpu")
     ids.numpy()[:, 0] = range(64)  # shared memory, as of a loader that reuses its arrays
-    with pytest.raises(RuntimeError, match="feature 0 has 2 ids; got more: they were changed since the forward pass"):
+    with pytest.raises(RuntimeError, match="feature 0 has 2 ids; got others: they were changed since the forward pass"):
         x0.sum().backward()
 
 
-@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
 @pytest.mark.parametrize("bad", [-1, 9, 2**40])
 def test_values_changed_behind_autograds_back(bad, backend):
     values, table = torch.zeros(64, dtype=torch.int64), nn.Parameter(torch.rand(9, 3))
@@ -119,7 +118,7 @@ def test_values_changed_behind_autograds_back(bad, backend):
     ids = torch.zeros(64, 0, dtype=torch.int64)
     x0 = embedding_stack(torch.zeros(64, 0), ids, [table], [bag], sparse_gradients=True, backend=backend)
     values.numpy()[5] = bad
-    with pytest.raises(RuntimeError, match="a table has 9 ids; got others: they were changed since the forward pass"):
+    with pytest.raises(RuntimeError, match=r"(feature 0|a table) has 9 ids; got others: they were changed"):
         x0.sum().backward()
 
 
@@ -182,10 +181,6 @@ def test_layer_with_odd_tables_trains():
 
 
 def test_rows_that_are_narrower_than_the_tables_are_no_operand_of_the_kernels():
-    from fastcross.kernels.cpu import embedding
-
-    tables, ids = [torch.rand(9, 4), torch.rand(5, 3)], torch.zeros(2, 2, dtype=torch.int64)
-    with pytest.raises(ValueError, match=r"x0 must be .*\(2, 7\).*; got .*\(2, 6\)"):
-        embedding.stack_fwd(tables, ids, torch.zeros(2, 6))
-    with pytest.raises(ValueError, match=r"dx0 must be .*\(2, 7\).*; got .*\(2, 6\)"):
-        torch.ops.fastcross.embedding_stack_bwd(torch.zeros(2, 6), ids, [], [], [], [9, 4, 5, 3], [True, True], "numba")
+    ids, bwd = torch.zeros(2, 2, dtype=torch.int64), torch.ops.fastcross.embedding_stack_bwd
+    with pytest.raises(RuntimeError, match=r"dx0 must have 7 columns of tables; got \(2, 6\)"):
+        bwd(torch.zeros(2, 6), ids, [], [], [], [9, 4, 5, 3], [True, True], "mean", False)

@@ -51,12 +51,12 @@ def in_float64(dense, ids, tables, bags, pooling):
 
 
 @pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
-@pytest.mark.parametrize("backend", ["numba", "torch", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 @pytest.mark.parametrize("pooling", ["mean", "sum"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rows", [0, 1, 23, 3000])
 def test_output_and_every_gradient(rows, dtype, pooling, backend, sparse):
-    if backend == "numba" and dtype not in (torch.float32, torch.float64):
+    if backend == "cpu" and dtype not in (torch.float32, torch.float64):
         pytest.skip("the CPU kernels take float32 and float64")
     if backend == "reference" and rows == 3000:
         pytest.skip("the reference compared with itself, slowly")
@@ -121,12 +121,12 @@ def test_tables_of_several_dtypes_and_strides(backend, sparse):
         assert ours.dtype == like.dtype
         torch.testing.assert_close(ours.to_dense().double(), wanted, rtol=3e-2, atol=3e-2)
     with pytest.raises(ValueError, match="contiguous tables of one dtype; got feature 0's, torch"):
-        embedding_stack(dense, ids, leaves, bags, backend="numba")
+        embedding_stack(dense, ids, leaves, bags, backend="cpu")
 
 
 @pytest.mark.parametrize("pooling", ["mean", "sum"])
 @pytest.mark.parametrize("sparse", [True, False])
-@pytest.mark.parametrize("backend", ["numba", "torch"])
+@pytest.mark.parametrize("backend", ["cpu", "torch"])
 def test_gradients_are_differentiable(backend, sparse, pooling):
     dense, ids, tables, bags = make_operands(5, torch.float64)
     inputs = differentiated(dense, tables, bags)
@@ -153,24 +153,21 @@ def test_gradients_are_differentiable(backend, sparse, pooling):
         torch.testing.assert_close(ours.to_dense(), wanted)
 
 
-@pytest.mark.parametrize("backend", ["numba", "torch"])
-def test_opcheck(backend):
+def test_opcheck():
     dense, ids, tables, bags = make_operands(7)
     dense, *tables = (t.detach() for t in (dense, *tables))
     values, offsets = [bag.values for bag in bags], [bag.offsets for bag in bags]
     weights = [None if bag.weights is None else bag.weights.detach() for bag in bags]
     operators = torch.ops.fastcross
-    forward = (dense, ids, values, offsets, weights, tables, "mean", backend)
-    torch.library.opcheck(operators.embedding_stack_fwd.default, forward)
-    dx0, coefficients = torch.randn(7, 18), [torch.rand(len(value)) for value in values]
+    torch.library.opcheck(operators.embedding_stack_fwd.default, (dense, ids, values, offsets, weights, tables, "mean"))
     sizes = [size for table in tables for size in table.shape]
     for needs in ([True] * 4, [False, True, True, False]):
-        backward = (dx0, ids, values, offsets, coefficients, sizes, needs, backend)
-        torch.library.opcheck(operators.embedding_stack_bwd.default, backward)
-        torch.library.opcheck(operators.embedding_stack_bwd_dense.default, backward)
+        for is_dense in (True, False):
+            backward = (torch.randn(7, 18), ids, values, offsets, weights, sizes, needs, "mean", is_dense)
+            torch.library.opcheck(operators.embedding_stack_bwd.default, backward)
 
 
-@pytest.mark.parametrize("backend", ["numba", "torch", "reference"])
+@pytest.mark.parametrize("backend", ["cpu", "torch", "reference"])
 def test_compiles_as_one_graph_in_training(backend):
     dense, ids, tables, bags = make_operands(9)
     tuples = [(bag.values, bag.offsets, bag.weights) for bag in bags]

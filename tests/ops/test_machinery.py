@@ -1,8 +1,4 @@
-"""The operators amid PyTorch's other machinery: devices by default, tracing, tangents, lazy tensors, forks."""
-
-import subprocess
-import sys
-import textwrap
+"""The operators amid PyTorch's other machinery: devices by default, tracing, tangents, lazy tensors."""
 
 import pytest
 import torch
@@ -11,7 +7,6 @@ from torch.autograd import forward_ad
 
 import fastcross
 from fastcross import reference
-from fastcross.kernels.cpu import buffers
 
 
 @pytest.fixture
@@ -39,33 +34,11 @@ def test_a_default_device_does_not_move_the_scratch(operands, operator, size):
         torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4 * exact.abs().max().item())
 
 
-def test_a_fork_before_the_first_call():
-    """The child has none of the OpenMP threads that the parent's operators started."""
-    script = textwrap.dedent("""
-        import os, signal, sys, time, torch, fastcross
-        torch.set_num_threads(2)
-        a = torch.randn(1500, 1500)
-        a @ a
-        x0, w = torch.randn(4001, 257), torch.randn(5, 257) / 257
-        child = os.fork()
-        if child == 0:
-            fastcross.cross_network(x0, w, w)
-            os._exit(0)
-        deadline = time.monotonic() + 480
-        while os.waitpid(child, os.WNOHANG)[0] == 0:
-            if time.monotonic() > deadline:
-                os.kill(child, signal.SIGKILL)
-                sys.exit("the child hangs")
-            time.sleep(0.05)
-    """)
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 def test_a_trace_sees_the_operator(operands):
     x0, w, b = operands
     with torch.no_grad():
-        traced = torch.jit.trace(lambda x: fastcross.cross_network(x, w, b, backend="numba"), (x0,), check_trace=False)
+        traced = torch.jit.trace(lambda x: fastcross.cross_network(x, w, b, backend="cpu"), (x0,), check_trace=False)
     other = torch.randn_like(x0)
     torch.testing.assert_close(traced(other), reference.cross_network(other, w, b))
 
@@ -96,14 +69,14 @@ def test_a_single_row_without_a_batch(operands):
 def test_compiled_with_padded_rows_of_another_dtype(operands):
     _, w, _ = operands
     padded = torch.randn(8, 16)[:, :9]
-    double = torch.compile(lambda x, w: fastcross.cross_network(x, w, backend="numba") * 2)
+    double = torch.compile(lambda x, w: fastcross.cross_network(x, w, backend="cpu") * 2)
     torch.testing.assert_close(double(padded, w.double()), 2 * reference.cross_network(padded, w))
 
 
 def test_compiled_with_transposed_weights(operands):
     x0, w, _ = operands
     transposed = w.t().contiguous().t().requires_grad_()
-    torch.compile(lambda x, w: fastcross.cross_network(x, w * 2, backend="numba"))(x0, transposed).sum().backward()
+    torch.compile(lambda x, w: fastcross.cross_network(x, w * 2, backend="cpu"))(x0, transposed).sum().backward()
     mine, transposed.grad = transposed.grad, None
     reference.cross_network(x0, transposed * 2).sum().backward()
     torch.testing.assert_close(mine, transposed.grad)
@@ -113,7 +86,7 @@ def test_lazily_negated_and_zero_tensors(operands):
     x0, w, b = operands
     negated = torch._neg_view(w)
     assert negated.is_neg()
-    ours = fastcross.cross_network(x0, negated, b, backend="numba")
+    ours = fastcross.cross_network(x0, negated, b, backend="cpu")
     torch.testing.assert_close(ours, reference.cross_network(x0, negated, b))
     leaf = x0.clone().requires_grad_()
     zero = torch._efficientzerotensor((8, 9))
@@ -129,25 +102,3 @@ def test_what_is_left_of_a_functorch_transform(operands):
     x0.requires_grad_()
     fastcross.cross_network(x0, kept[0], b).sum().backward()
     assert x0.grad is not None
-
-
-def test_memory_of_sizes_that_are_no_longer_asked_for_goes_first(monkeypatch):
-    buffers.release()
-    monkeypatch.setattr(buffers, "KEEP", 40 << 20)
-    for rows in range(2000, 6000, 500):
-        buffers.empty_output(torch.empty(rows, 1000))
-    kept = [size for size, queue in buffers._waiting.items() if queue]
-    assert max(kept) >= 5500 * 4000
-    assert sum(kept) <= 40 << 20
-    buffers.release()
-
-
-def test_without_huge_pages(monkeypatch):
-    class Plain(buffers.mmap.mmap):
-        def madvise(self, *_):
-            raise OSError(22, "Invalid argument")
-
-    buffers.release()
-    monkeypatch.setattr(buffers.mmap, "mmap", Plain)
-    assert buffers.empty_output(torch.empty(2048, 600)).shape == (2048, 600)
-    buffers.release()

@@ -100,7 +100,12 @@ def train(cache, monkeypatch, graphs=None, lines=None, make=small_dcn, updated_b
 
 
 def capturable(name):
-    return lambda model: optim.configure(model, 0.02, name, capturable=True, backend="torch")
+    def configured(model):
+        # Gradients stay as they were: on a CPU only dense ones can be recorded, their sizes being known.
+        sparse = model.config.sparse_gradients or model.config.backend == "triton"
+        return optim.configure(model, 0.02, name, sparse_gradients=sparse, capturable=True, backend="torch")
+
+    return configured
 
 
 def replaying(trainer):

@@ -52,7 +52,7 @@ def test_on_its_own_buffers_it_is_the_eager_loop_bit_for_bit(optimizer, cache, m
 
 def dense_dcn(cache):
     """Every gradient of its own size, as a recorded step needs it; on a GPU sparse ones are, too."""
-    return small_dcn(cache, dropout=0.4, sparse_gradients=False, backend="torch")
+    return small_dcn(cache, dropout=0.4, sparse_gradients=False, backend="cpu")
 
 
 @pytest.mark.parametrize("optimizer", CAPTURABLE)
@@ -78,7 +78,7 @@ def test_so_it_is_for_every_model(name, cache, monkeypatch):
 
     def make(cache):
         torch.manual_seed(0)
-        options = {"l2": 0.01, "sparse_gradients": False, "backend": "torch"} | own.get(name, {})
+        options = {"l2": 0.01, "sparse_gradients": False, "backend": "cpu"} | own.get(name, {})
         return MODELS[name](cache.schema.cardinalities, len(cache.schema.dense_names), 4, **options)
 
     options = {"make": make, "updated_by": capturable("adam"), "interval": 4, "positive_weight": 2.5}
@@ -90,7 +90,10 @@ def test_so_it_is_for_every_model(name, cache, monkeypatch):
 
 def test_a_rate_that_is_a_number_would_be_frozen(cache, monkeypatch):
     """Which is why such an optimiser is refused."""
-    options = {"make": dense_dcn, "updated_by": lambda model: optim.configure(model, 0.02, "sgd", backend="torch")}
+    options = {
+        "make": dense_dcn,
+        "updated_by": lambda model: optim.configure(model, 0.02, "sgd", sparse_gradients=False, backend="torch"),
+    }
     eager = train(cache, monkeypatch, **options)
     captured = train(cache, monkeypatch, replaying, **options)
     assert not torch.equal(captured[0]["cross.weight"], eager[0]["cross.weight"])

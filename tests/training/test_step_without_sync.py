@@ -100,7 +100,7 @@ def test_what_does_not_wait_passes():
 
 def test_autograd_takes_the_gradients_of_tables_over_without_a_copy():
     """Which the count takes for granted: under its own eyes PyTorch makes one."""
-    model = DCN([9, 9], 1, 4, cross_layers=1, deep_layers=(4,), backend="torch")
+    model = DCN([9, 9], 1, 4, cross_layers=1, deep_layers=(4,), sparse_gradients=True, backend="torch")
     given = []
     for table in model.embedding.tables:
         table.register_hook(lambda gradient: given.append(gradient._values().data_ptr()))

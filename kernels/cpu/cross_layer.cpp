@@ -1,0 +1,96 @@
+// One cross layer (eq. 3) over a range of rows.
+//
+//   forward    s = x·w;  y = s x0 + b + x
+//   backward   s = x·w,  ds = g·x0;  dx0 = s g;  dx = g + ds w;  dw = Σ_rows ds x;  db = Σ_rows g
+//
+// A block of four rows is read from memory once. Per row, in units of d elements: forward 2 reads + 1 write, backward
+// 3 reads + 2 writes. s is computed again rather than kept.
+#include "vec.h"
+
+namespace fastcross::FASTCROSS_ISA {
+namespace {
+
+constexpr int64_t FLUSH = 256;  // rows that are summed in A before the sum is added to a total in double
+
+template <int R, class T, class A = Accumulation<T>> INLINE void fwd_block(const CrossLayer& n, int64_t r) {
+  const T *x0 = (const T*)n.x0.data + r * n.x0.stride, *x = (const T*)n.x.data + r * n.x.stride;
+  T* y = (T*)n.out.data + r * n.out.stride;
+  const A *w = (const A*)n.w, *b = (const A*)n.b;
+  A s[ROWS];
+  dots<R>(x, n.x.stride, w, n.d, 1, s);
+  for_columns<A>(n.d, [&](int64_t j, auto at) LAMBDA {
+    Vec<A> b_j = b ? at.load(b + j) : Vec<A>{};
+    for (int i = 0; i < R; i++) {
+      __builtin_prefetch(x + (R + i) * n.x.stride + j);
+      at.store(y + i * n.out.stride + j, s[i] * at.load(x0 + i * n.x0.stride + j) + (at.load(x + i * n.x.stride + j) + b_j));
+    }
+  });
+}
+
+template <int R, class T, class A = Accumulation<T>> INLINE void bwd_block(const CrossLayer& n, int64_t r, A* sums) {
+  const T *x0 = (const T*)n.x0.data + r * n.x0.stride, *x = (const T*)n.x.data + r * n.x.stride;
+  const T* g = (const T*)n.out.data + r * n.out.stride;
+  T *dx0 = (T*)n.dx0.data + r * n.dx0.stride, *dx = (T*)n.dx.data + r * n.dx.stride;
+  const A* w = (const A*)n.w;
+  A s[ROWS], ds[ROWS];
+  if (n.need_dx0) dots<R>(x, n.x.stride, w, n.d, 1, s);
+  if (n.need_dx || n.need_dw) dots_of_pairs<R>(g, n.out.stride, x0, n.x0.stride, n.d, ds);
+  A *dw = sums, *db = sums + padded<A>(n.d);
+  for_columns<A>(n.d, [&](int64_t j, auto at) LAMBDA {
+    Vec<A> w_j = at.load(w + j), dw_j{}, db_j{};
+    for (int i = 0; i < R; i++) {
+      __builtin_prefetch(x + (R + i) * n.x.stride + j);
+      __builtin_prefetch(g + (R + i) * n.out.stride + j);
+      Vec<A> g_i = at.load(g + i * n.out.stride + j);
+      if (n.need_dx0) at.store(dx0 + i * n.dx0.stride + j, s[i] * g_i);
+      if (n.need_dx) at.store(dx + i * n.dx.stride + j, ds[i] * w_j + g_i);
+      if (n.need_dw) dw_j += ds[i] * at.load(x + i * n.x.stride + j);
+      if (n.need_db) db_j += g_i;
+    }
+    if (n.need_dw) store(dw + j, load(dw + j) + dw_j);
+    if (n.need_db) store(db + j, load(db + j) + db_j);
+  });
+}
+
+}  // namespace
+
+void cross_layer_fwd(const CrossLayer& n, int64_t r, int64_t stop) {
+  for_type(n.type, [&](auto t) {
+    using T = decltype(t);
+    for (; r + ROWS <= stop; r += ROWS) fwd_block<ROWS, T>(n, r);
+    for (; r < stop; r++) fwd_block<1, T>(n, r);
+  });
+}
+
+void cross_layer_bwd(const CrossLayer& n, int64_t r, int64_t stop, double* scratch, double* totals) {
+  for_type(n.type, [&](auto t) {
+    using T = decltype(t);
+    using A = Accumulation<T>;
+    A* sums = (A*)scratch;
+    clear(totals, 2 * n.d);
+    while (r < stop) {
+      int64_t until = r + FLUSH < stop ? r + FLUSH : stop;
+      clear(sums, 2 * padded<A>(n.d));
+      for (; r + ROWS <= until; r += ROWS) bwd_block<ROWS, T>(n, r, sums);
+      for (; r < until; r++) bwd_block<1, T>(n, r, sums);
+      for (int64_t k = 0; k < 2; k++) add_to(totals + k * n.d, sums + k * padded<A>(n.d), n.d);
+    }
+  });
+}
+
+void cross_layer_finish(const CrossLayer& n, const double* totals, int64_t shares, void* dw, void* db) {
+  for_type(n.type, [&](auto t) {
+    using A = Accumulation<decltype(t)>;
+    for (int64_t j = 0; j < n.d; j++) {
+      double w = 0, b = 0;
+      for (int64_t s = 0; s < shares; s++) {
+        w += totals[2 * s * n.d + j];
+        b += totals[(2 * s + 1) * n.d + j];
+      }
+      if (n.need_dw) ((A*)dw)[j] = A(w);
+      if (n.need_db) ((A*)db)[j] = A(b);
+    }
+  });
+}
+
+}  // namespace fastcross::FASTCROSS_ISA

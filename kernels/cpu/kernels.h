@@ -1,0 +1,85 @@
+// What the kernels are given: addresses, sizes and strides, all of them checked by bindings.cpp. Nothing here knows torch.
+#pragma once
+#include <cstdint>
+
+namespace fastcross {
+
+enum class Type { f32, f64, bf16, f16 };  // of rows; parameters and sums are double for f64, else float
+
+struct Rows {  // (M, d), unit stride between columns; the stride between rows is in elements
+  void* data = nullptr;
+  int64_t stride = 0;
+};
+
+struct CrossLayer {
+  Type type;
+  int64_t M, d;
+  Rows x0, x, out, dx0, dx;  // out: y or, backward, its gradient
+  const void *w, *b;         // (d,); b or null
+  bool need_dx0, need_dx, need_dw, need_db;
+};
+
+struct CrossNetwork {
+  Type type;
+  int64_t M, d, L, C;     // C = 0: the network, y (M, d); else its logits, z (M, C)
+  Rows x0, out, dx0;      // out: y or z or, backward, its gradient
+  const void *w, *b, *v;  // (L, d), (L, d) or null, (C, d) or null
+  void* c;                // (L + C,): β_l·w_l and β_L·v_c; zeros without biases
+  void* beta;             // (d,): β_L; null without biases
+  void* p;                // (L + C, M): x0·w_l and x0·v_c; null: not kept
+  bool need_dx0, need_dw, need_db, need_dv;
+};
+
+static inline int64_t network_totals(const CrossNetwork& n) { return (n.L + n.C + 1) * n.d + n.L + n.C; }
+
+struct Table {  // of one feature: single-valued where offsets is null
+  void* data;
+  int64_t height, width, column;  // column: where it begins in x0
+  const int64_t *ids, *offsets;   // (M,) with a stride, or (N,) and the (M,) rows' first values
+  int64_t stride, N;
+  const void* weights;  // (N,) in the accumulation type, or null
+};
+struct Embedding {
+  Type type;
+  int64_t M, K;
+  const Table* tables;
+  Rows x0;
+  bool mean;
+};
+
+struct RowUpdate {  // of one table; rows ascend, values stand at the first of equal ones
+  Type type;
+  int64_t height, width, N;
+  void *w, *first, *second;  // moments, like w; row-wise: first is (height,)
+  const int64_t* rows;
+  const void* g;  // (N, width)
+  double rate, scale, shrink, decay1, decay2, eps;
+  bool row_wise;
+};
+
+// Functions over [start, stop) write nothing outside of their share, so any thread may run any of them. Totals, sums over
+// rows in double, are written by the share that computed them, and added up by `finish` in the order of the shares.
+#define FASTCROSS_DECLARE(ISA)                                                                                      \
+  namespace ISA {                                                                                                   \
+  void cross_layer_fwd(const CrossLayer&, int64_t start, int64_t stop);                                             \
+  /* totals (2, d): Σ ds x, Σ g */                                                                                  \
+  void cross_layer_bwd(const CrossLayer&, int64_t start, int64_t stop, double* scratch, double* totals);            \
+  void cross_layer_finish(const CrossLayer&, const double* totals, int64_t shares, void* dw, void* db);             \
+  void cross_network_prepare(const CrossNetwork&);                                                                  \
+  void cross_network_fwd(const CrossNetwork&, int64_t start, int64_t stop, double* scratch);                        \
+  /* totals, K = L + C: (K + 1, d): Σ dp_l x0, Σ dq_c x0, Σ g; then (K,): Σ a_{l+1}, Σ dz_c */                      \
+  void cross_network_bwd(const CrossNetwork&, int64_t start, int64_t stop, double* scratch, double* totals);        \
+  void cross_network_finish(const CrossNetwork&, double* totals, int64_t shares, void* dw, void* db, void* dv);     \
+  void embedding_fwd(const Embedding&, int64_t start, int64_t stop);                                                \
+  int64_t embedding_bwd(const Embedding&, const Table&, int64_t* scratch, int64_t* rows, void* values, bool dense); \
+  void adam_rows(const RowUpdate&, int64_t start, int64_t stop);                                                    \
+  void adagrad_rows(const RowUpdate&, int64_t start, int64_t stop);                                                 \
+  void sgd_rows(const RowUpdate&, int64_t start, int64_t stop);                                                     \
+  }
+FASTCROSS_DECLARE(baseline)
+#if defined(__x86_64__)
+FASTCROSS_DECLARE(avx2)
+FASTCROSS_DECLARE(avx512)
+#endif
+
+}  // namespace fastcross
