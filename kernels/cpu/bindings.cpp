@@ -3,6 +3,7 @@
 //
 // How rows are shared out follows from shapes alone, so sums have the same bits for any number of threads.
 #include <pthread.h>
+#include <sys/mman.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -133,12 +134,26 @@ Tensor parameter(const Tensor& t, ScalarType dtype) {
 
 // ---- results
 
+// Large results are written once, into memory that is mostly fresh: where Linux leaves it to the program, in pages of 2 MiB.
+// Filled page by page of 4 KiB it takes longer to fetch than the kernels take to fill it.
+void use_huge_pages([[maybe_unused]] const Tensor& t) {
+#if defined(MADV_HUGEPAGE)
+  constexpr int64_t PAGE = 2 << 20;
+  int64_t bytes = 0;
+  aoti_torch_get_storage_size(t.get(), &bytes);
+  if (bytes < 2 * PAGE) return;
+  const int64_t start = (int64_t(t.data_ptr()) + PAGE - 1) / PAGE * PAGE, stop = (int64_t(t.data_ptr()) + bytes) / PAGE * PAGE;
+  madvise((void*)start, stop - start, MADV_HUGEPAGE);
+#endif
+}
 Tensor empty(ScalarType dtype, std::vector<int64_t> sizes, std::vector<int64_t> strides) {
   AtenTensorHandle made;
   STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(sizes.size(), sizes.data(), strides.data(),
                                                          torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
                                                          aoti_torch_device_type_cpu(), 0, &made));
-  return Tensor(made);
+  Tensor t(made);
+  use_huge_pages(t);
+  return t;
 }
 Tensor empty(ScalarType dtype, std::vector<int64_t> sizes) {
   std::vector<int64_t> strides(sizes.size(), 1);

@@ -21,7 +21,6 @@ template <int R, class T, class A = Accumulation<T>> INLINE void fwd_block(const
   for_columns<A>(n.d, [&](int64_t j, auto at) LAMBDA {
     Vec<A> b_j = b ? at.load(b + j) : Vec<A>{};
     for (int i = 0; i < R; i++) {
-      __builtin_prefetch(x + (R + i) * n.x.stride + j);
       at.store(y + i * n.out.stride + j, s[i] * at.load(x0 + i * n.x0.stride + j) + (at.load(x + i * n.x.stride + j) + b_j));
     }
   });
@@ -39,8 +38,6 @@ template <int R, class T, class A = Accumulation<T>> INLINE void bwd_block(const
   for_columns<A>(n.d, [&](int64_t j, auto at) LAMBDA {
     Vec<A> w_j = at.load(w + j), dw_j{}, db_j{};
     for (int i = 0; i < R; i++) {
-      __builtin_prefetch(x + (R + i) * n.x.stride + j);
-      __builtin_prefetch(g + (R + i) * n.out.stride + j);
       Vec<A> g_i = at.load(g + i * n.out.stride + j);
       if (n.need_dx0) at.store(dx0 + i * n.dx0.stride + j, s[i] * g_i);
       if (n.need_dx) at.store(dx + i * n.dx.stride + j, ds[i] * w_j + g_i);

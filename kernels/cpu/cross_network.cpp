@@ -50,7 +50,6 @@ template <int R, class T, class A = Accumulation<T>> INLINE void fwd_block(const
   for_columns<A>(n.d, [&](int64_t j, auto at) LAMBDA {
     Vec<A> beta_j = beta ? at.load(beta + j) : Vec<A>{};
     for (int i = 0; i < R; i++) {
-      __builtin_prefetch(x + (R + i) * n.x0.stride + j);
       at.store(out + i * n.out.stride + j, a[i] * at.load(x + i * n.x0.stride + j) + beta_j);
     }
   });
@@ -94,13 +93,11 @@ INLINE void bwd_block(const CrossNetwork& n, int64_t r, double* scratch, A* sums
     Vec<A> x_j[R], dx_j[R] = {};
     for (int i = 0; i < R; i++) {
       x_j[i] = at.load(x + i * n.x0.stride + j);
-      __builtin_prefetch(x + (R + i) * n.x0.stride + j);
     }
     if (is_network) {
       Vec<A> total{};
       for (int i = 0; i < R; i++) {
         Vec<A> g_i = at.load(g + i * n.out.stride + j);
-        __builtin_prefetch(g + (R + i) * n.out.stride + j);
         dx_j[i] = alpha_L[i] * g_i;
         total += g_i;
       }
