@@ -1,6 +1,7 @@
 """One process among those that torchrun started: rank, device, process group, and who prints when something fails."""
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.optim  # before there is a group: a default argument in it would hold that group for ever
 from torch import Tensor
 
 from fastcross.distributed.torchrun import restarts, under_torchrun
@@ -100,6 +102,9 @@ def start(device: torch.device, kind: type[Group] = ProcessGroup) -> Iterator[Gr
         # Without this a process group that has lost a rank may wait for it on the way out.
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
+        # Gloo's threads end with the last reference to the group, which a model that is garbage may hold. One that
+        # gives a tensor back while the interpreter shuts down would abort the process.
+        gc.collect()
 
 
 @contextlib.contextmanager

@@ -86,4 +86,11 @@ def main():
             (folder / "done.json").write_text(json.dumps(done))
 
 
+def check_no_thread_is_left():
+    """A thread of Gloo that outlives the group may abort the process when the interpreter shuts down."""
+    names = [task.joinpath("comm").read_text() for task in Path("/proc/self/task").iterdir()]
+    assert not [name for name in names if "gloo" in name], names
+
+
 main()
+check_no_thread_is_left()
