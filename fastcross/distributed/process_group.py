@@ -102,9 +102,9 @@ def start(device: torch.device, kind: type[Group] = ProcessGroup) -> Iterator[Gr
         # Without this a process group that has lost a rank may wait for it on the way out.
         with contextlib.suppress(Exception):
             dist.destroy_process_group()
-        # Gloo's threads end with the last reference to the group, which a model that is garbage may hold. One that
-        # gives a tensor back while the interpreter shuts down would abort the process.
-        gc.collect()
+    # Gloo's threads end with the last reference to the group, which a model that is garbage may hold. One that
+    # gives a tensor back while the interpreter shuts down would abort the process.
+    gc.collect()
 
 
 @contextlib.contextmanager
