@@ -13,10 +13,8 @@ from fastcross.explain.explanation import Cross
 from fastcross.extras import require
 from fastcross.files import atomic
 from fastcross.models import MODELS
-from fastcross.training.experiment import Experiment, run_name
-from fastcross.training.options import model_options
-from fastcross.training.plots import draw_curves
-from fastcross.training.run_folder import Run, read_json, write_json
+from fastcross.training.experiment import Experiment, model_options, run_name
+from fastcross.training.run_folder import Run, draw_curves, read_json, write_json
 from fastcross.tuning.crosses import cross_finder, find_crosses
 
 

@@ -7,10 +7,9 @@ from fastcross.cli.conflicts import refuse
 from fastcross.cli.outputs import check_output, refuse_overwriting
 from fastcross.cli.printing import bar, bars, print_metrics, report_reading
 from fastcross.data import read_for_prediction
-from fastcross.training.evaluate import evaluate as evaluate_part
-from fastcross.training.evaluate import predict_rows
-from fastcross.training.run_folder import write_json
-from fastcross.training.trained import load_model
+from fastcross.training.metrics import evaluate as evaluate_part
+from fastcross.training.metrics import predict_rows
+from fastcross.training.run_folder import load_model, write_json
 
 
 def evaluate(args: Namespace) -> int:

@@ -9,9 +9,8 @@ from typing import Any
 from fastcross.cli.conflicts import check_data, flag
 from fastcross.distributed.torchrun import choose_sharding
 from fastcross.training.config import GENERATED_ROWS, TrainingConfig
-from fastcross.training.dataset import Dataset
-from fastcross.training.experiment import Experiment
-from fastcross.training.options import model_options
+from fastcross.training.experiment import Experiment, model_options
+from fastcross.training.input import Dataset
 
 MODEL_OPTIONS = (
     "cross_layers",

@@ -15,7 +15,7 @@ from fastcross.explain.explanation import explain as explain_model
 from fastcross.explain.page import driver_text, write_page
 from fastcross.explain.values import dense_edges, drivers
 from fastcross.models.dcn import DCN
-from fastcross.training.trained import Trained, load_model
+from fastcross.training.run_folder import Trained, load_model
 
 ROWS_PER_BATCH = 1024  # the pairs of so many rows stay in cache
 BRIEFLY = 64  # batches that `fastcross info` looks at

@@ -7,8 +7,7 @@ from pathlib import Path
 from fastcross.cli.conflicts import refuse
 from fastcross.cli.outputs import check_output
 from fastcross.cli.printing import show
-from fastcross.training.run_folder import Run
-from fastcross.training.trained import load_model
+from fastcross.training.run_folder import Run, load_model
 
 
 def export(args: Namespace) -> int:

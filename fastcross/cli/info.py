@@ -6,9 +6,8 @@ from pathlib import Path
 from fastcross.cli.data import plain, print_cache
 from fastcross.cli.printing import print_metrics
 from fastcross.data import Cache
-from fastcross.training.environment import describe_environment
-from fastcross.training.run_folder import Run
-from fastcross.training.trained import load_model
+from fastcross.training.processes import describe_environment
+from fastcross.training.run_folder import Run, load_model
 
 
 def info(args: Namespace) -> int:

@@ -13,9 +13,8 @@ from fastcross.cli.prediction_file import SUFFIXES, prediction_file
 from fastcross.cli.printing import bars, report_reading, show
 from fastcross.data import read_for_prediction
 from fastcross.data.prediction_rows import PredictionRows
-from fastcross.training.evaluate import predict_batches
-from fastcross.training.metrics import probabilities
-from fastcross.training.trained import load_model
+from fastcross.training.metrics import predict_batches, probabilities
+from fastcross.training.run_folder import load_model
 
 Array = npt.NDArray[Any]
 

@@ -8,9 +8,8 @@ from fastcross.cli.experiment import experiment
 from fastcross.cli.printing import bars, print_metrics, show
 from fastcross.distributed.torchrun import launch, max_restarts, restarts, several, under_torchrun
 from fastcross.extras import require
-from fastcross.training.callbacks import Logger
 from fastcross.training.experiment import Experiment, resume, run_name
-from fastcross.training.loop import Interrupted
+from fastcross.training.loop import Interrupted, Logger
 from fastcross.training.processes import ALONE, Processes
 
 

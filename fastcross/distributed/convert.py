@@ -9,9 +9,8 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from fastcross.training import checkpoint
-from fastcross.training.checkpoint import CheckpointError
+from fastcross.training.checkpoint import CheckpointError, checkpoints, file_checksums, newest, read_whole, take_shards
 from fastcross.training.run_folder import Run, working_in
-from fastcross.training.shards import checkpoints, file_checksums, newest, read_whole, take_shards
 
 # What a sharded checkpoint divides: the tables and, in the second part of the optimiser, the moments of their rows.
 SHARDED = re.compile(r"model\.embedding\.tables\.\d+|optimizer\.parts\.1\.state\.\d+\.\w+")

@@ -1,7 +1,7 @@
 """A run folder that several processes share: each writes its shards, through torch.distributed.checkpoint.
 
 A checkpoint is written under another name and renamed when all ranks have finished; the one before is then removed.
-It can be read by any number of ranks. shards.py in fastcross/training says what is in it.
+It can be read by any number of ranks. training/checkpoint.py says what is in it.
 """
 
 import contextlib
@@ -17,9 +17,7 @@ import torch.distributed.checkpoint as dcp
 from fastcross.distributed.internals import ShardedTensor
 from fastcross.distributed.process_group import ProcessGroup
 from fastcross.training import checkpoint
-from fastcross.training.plots import History
-from fastcross.training.run_folder import Run
-from fastcross.training.shards import (
+from fastcross.training.checkpoint import (
     checkpoint_errors,
     checkpoints,
     file_checksums,
@@ -29,6 +27,7 @@ from fastcross.training.shards import (
     read_state,
     take_shards,
 )
+from fastcross.training.run_folder import History, Run
 
 
 class ShardedRun(Run):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from fastcross.estimators.rows import Rows
     from fastcross.interop.serving import Exported
     from fastcross.training import Experiment
-    from fastcross.training.evaluate import Predicted
+    from fastcross.training.metrics import Predicted
 
 Array = npt.NDArray[Any]
 FILE = "estimator.json"  # in a saved run folder: what the run itself does not know
@@ -161,7 +161,7 @@ class Estimator(Parameters):
     def _predict(self, X: Any, *, labelled: bool = False) -> Predicted:
         from fastcross.data import read_for_prediction
         from fastcross.estimators.tables import is_path
-        from fastcross.training.evaluate import predict_rows
+        from fastcross.training.metrics import predict_rows
 
         check_is_fitted(self, "run_")
         trained = self.run_.trained

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fastcross.files import building, write_checked_json
 
 if TYPE_CHECKING:
-    from fastcross.training.trained import Trained
+    from fastcross.training.run_folder import Trained
 
 LEFT_OUT = ("last.safetensors",)  # what a training would go on from: the data of this one is gone
 

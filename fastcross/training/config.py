@@ -1,10 +1,14 @@
-"""How to train: the configuration, whose defaults are section 4.2 of the paper, and the learning rate it gives."""
+"""How to train: the configuration, whose defaults are section 4.2 of the paper, and what its values mean."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 SCHEDULES = ("constant", "plateau", "cosine")
 OPTIMIZERS = ("adam", "adamw", "adagrad", "rowwise_adagrad", "sgd")  # of optim.OPTIMIZERS, which a test compares
@@ -115,3 +119,16 @@ def learning_rate(config: TrainingConfig, step: int, total_steps: int, decays: i
         progress = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
         return config.lr * 0.5 * (1 + math.cos(math.pi * progress))
     return config.lr * PLATEAU_FACTOR**decays
+
+
+def choose_device(name: str) -> torch.device:
+    """A device by its name; "auto" is the GPU where there is one."""
+    import torch  # here: the command line reads the options above, and does not wait for PyTorch
+
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"cannot use the device {name!r}: {str(error).splitlines()[0]}") from error
+    return torch.device(name)

@@ -18,7 +18,8 @@ import torch
 from fastcross._version import __version__
 from fastcross.batch import Schema
 from fastcross.data import Cache
-from fastcross.training.callbacks import Callback
+from fastcross.models import MODELS
+from fastcross.models.base import Model
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.config import (
     EMBEDDINGS,
@@ -26,15 +27,24 @@ from fastcross.training.config import (
     GENERATED_LOG_TRAINING,
     SHARDINGS,
     TrainingConfig,
+    choose_device,
 )
-from fastcross.training.dataset import Dataset, Opened, Progress, Show
-from fastcross.training.loop import Trainer
-from fastcross.training.options import build, count, model_options, resolve_options
-from fastcross.training.processes import ALONE, Processes, choose_device
+from fastcross.training.input import Dataset, Opened, Progress, Show
+from fastcross.training.loop import Callback, Trainer
+from fastcross.training.processes import ALONE, Processes
 from fastcross.training.run_folder import Run, read_json, working_in, write_json
 
 SHARDED_MODELS = ("dcn", "dnn")  # those whose tables TorchRec can divide
 SHARDED_OPTIMIZERS = ("adam", "sgd")
+OF_DATA = (
+    "cardinalities",
+    "num_dense",
+    "bag_cardinalities",
+    "num_outputs",
+    "regression",
+    "label_mean",
+    "label_deviation",
+)
 
 
 @dataclass(frozen=True)
@@ -256,9 +266,53 @@ def resume(
             return trainer.fit()
 
 
+def model_options(name: str) -> tuple[str, ...]:
+    """The options that a model takes beside what follows from the data."""
+    if name not in MODELS:
+        raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
+    return tuple(entry.name for entry in fields(MODELS[name].Config) if entry.name not in OF_DATA)
+
+
+def build(
+    name: str, options: Mapping[str, Any], schema: Schema, label_scale: tuple[float, float] = (0.0, 1.0)
+) -> Model:
+    """The model for data with these columns; label_scale: mean and standard deviation of a label that is a quantity."""
+    features: dict[str, Any] = {
+        "cardinalities": schema.cardinalities,
+        "num_dense": len(schema.dense_names),
+        "bag_cardinalities": schema.bag_cardinalities,
+        "num_outputs": schema.num_outputs,
+    }
+    if schema.task == "regression":
+        features |= {"regression": True, "label_mean": label_scale[0], "label_deviation": label_scale[1]}
+    return MODELS[name].from_config({**features, **resolve_options(options, schema)})
+
+
+def resolve_options(options: Mapping[str, Any], schema: Schema) -> dict[str, Any]:
+    """The options, with crosses as positions among the categorical columns."""
+    resolved = dict(options)
+    if "crosses" in resolved:
+        resolved["crosses"] = [[_position(schema, feature) for feature in cross] for cross in resolved["crosses"]]
+    return resolved
+
+
+def count(model: Model, *, embeddings: bool = True) -> int:
+    """Parameters; without the embedding layer as the paper counts them in section 4.4."""
+    named = model.named_parameters()
+    return sum(p.numel() for name, p in named if embeddings or not name.startswith("embedding."))
+
+
 def run_name(name: str) -> Path:
     """Where a run goes that was given no folder."""
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _position(schema: Schema, feature: str | int) -> int:
+    if isinstance(feature, int):
+        return feature
+    if feature not in schema.categorical_names:
+        raise ValueError(f"{feature!r} is not a categorical column; there are {', '.join(schema.categorical_names)}")
+    return schema.categorical_names.index(feature)
 
 
 def _plain(value: Any) -> Any:

@@ -20,13 +20,11 @@ from fastcross.files import building
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.config import TrainingConfig
-from fastcross.training.dataset import Dataset, Progress, Show
 from fastcross.training.experiment import Experiment, resume
-from fastcross.training.lock import LOCK
+from fastcross.training.input import Dataset, Progress, Show
 from fastcross.training.loop import Trainer
 from fastcross.training.processes import ALONE
-from fastcross.training.run_folder import FILES, LEFTOVER, Run, working_in
-from fastcross.training.trained import Trained, load_model
+from fastcross.training.run_folder import FILES, LEFTOVER, LOCK, Run, Trained, load_model, working_in
 
 OWN = (*FILES, "encoder", "best.safetensors", "last.safetensors", LOCK)
 

@@ -5,10 +5,13 @@ of the batches follows from (seed, epoch). So a run that was killed continues fr
 """
 
 import contextlib
+import importlib
 import itertools
+import signal
 import sys
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,19 +20,14 @@ from tqdm.auto import tqdm
 
 from fastcross import optim
 from fastcross.data import Batch, Cache
+from fastcross.extras import needs
 from fastcross.models.base import Model
-from fastcross.training.callbacks import Callback
-from fastcross.training.captured import CapturedStep, captured_step
 from fastcross.training.config import TrainingConfig, learning_rate
-from fastcross.training.dataset import Show, check_labels
-from fastcross.training.divergence import DivergenceCheck
-from fastcross.training.evaluate import evaluate
-from fastcross.training.input import read_ahead, read_directly, read_from
-from fastcross.training.monitor import choose_monitor
+from fastcross.training.input import Show, check_labels, read_ahead, read_directly, read_from
+from fastcross.training.metrics import choose_monitor, evaluate
 from fastcross.training.processes import ALONE, Processes, make_optimizer
 from fastcross.training.run_folder import History, Run
-from fastcross.training.signals import stop_signals
-from fastcross.training.step import Step
+from fastcross.training.step import CapturedStep, DivergenceCheck, Step, captured_step
 
 
 class Interrupted(Exception):
@@ -261,3 +259,137 @@ class Trainer:
 
 
 _COUNTERS = ("step", "best_step", "best", "stale", "decays", "seconds", "history")
+
+
+class Signals:
+    """Truthy once SIGINT or SIGTERM has arrived."""
+
+    received = False
+
+    def __bool__(self) -> bool:
+        return self.received
+
+
+@contextlib.contextmanager
+def stop_signals() -> Iterator[Signals]:
+    """The first SIGINT or SIGTERM sets a flag, so that a step is never torn; a second one acts as usual."""
+    signals = Signals()
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def receive(number: int, frame: object) -> None:
+        signals.received = True
+        restore()
+
+    try:
+        for number in previous:
+            signal.signal(number, receive)
+    except ValueError:  # not the main thread, where Python allows no handlers
+        yield signals
+        return
+    try:
+        yield signals
+    finally:
+        restore()
+
+
+Row = Mapping[str, float]
+
+
+class Callback:
+    """Told of a training, in the process that writes its run folder; what a method raises ends the training."""
+
+    def on_evaluate(self, row: Row) -> None:
+        """After each evaluation: what is a line of metrics.csv, with its step."""
+
+    def on_checkpoint(self, path: Path, name: str) -> None:
+        """After a checkpoint, "best" or "last", was written in the run folder ``path``."""
+
+    def on_end(self, result: Mapping[str, Any] | None) -> None:
+        """When the training has ended: what result.json holds, None where it was interrupted or failed."""
+
+
+class TensorBoard(Callback):
+    """Scalars in the folder ``tensorboard`` of the run folder."""
+
+    def __init__(self, run: Path | str) -> None:
+        _package("tensorboard")
+        self.writer = importlib.import_module("torch.utils.tensorboard").SummaryWriter(str(Path(run) / "tensorboard"))
+
+    def on_evaluate(self, row: Row) -> None:
+        for name, value in _scalars(row):
+            self.writer.add_scalar(name, value, int(row["step"]))
+
+    def on_end(self, result: Mapping[str, Any] | None) -> None:
+        self.writer.close()
+
+
+class MLflow(Callback):
+    """A run of MLflow, named as the run folder, where MLFLOW_TRACKING_URI says; the best model is its artifact."""
+
+    def __init__(self, run: Path | str) -> None:
+        self.mlflow = _package("mlflow")
+        self.path = Path(run)
+        self.mlflow.start_run(run_name=self.path.name)
+
+    def on_evaluate(self, row: Row) -> None:
+        self.mlflow.log_metrics(dict(_scalars(row)), step=int(row["step"]))
+
+    def on_end(self, result: Mapping[str, Any] | None) -> None:
+        if result is not None and (self.path / "best.safetensors").exists():
+            self.mlflow.log_artifact(str(self.path / "best.safetensors"))
+        self.mlflow.end_run("FAILED" if result is None else "FINISHED")
+
+
+class WeightsAndBiases(Callback):
+    """A run of Weights & Biases, named as the run folder; WANDB_PROJECT and WANDB_MODE are its own settings."""
+
+    def __init__(self, run: Path | str) -> None:
+        self.run = _package("wandb").init(name=Path(run).name)
+
+    def on_evaluate(self, row: Row) -> None:
+        self.run.log(dict(_scalars(row)), step=int(row["step"]))
+
+    def on_end(self, result: Mapping[str, Any] | None) -> None:
+        self.run.finish(exit_code=1 if result is None else 0)
+
+
+KINDS: dict[str, Callable[[Path], Callback]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WeightsAndBiases}
+
+
+class Logger(Callback):
+    """One of LOGGERS, by its name. It begins at the first evaluation: a start that is refused leaves nothing there."""
+
+    def __init__(self, name: str, run: Path) -> None:
+        _package(name)
+        self.name, self.run = name, run
+        self.logger: Callback | None = None
+
+    def on_evaluate(self, row: Row) -> None:
+        self.logger = self.logger or KINDS[self.name](self.run)
+        self.logger.on_evaluate(row)
+
+    def on_end(self, result: Mapping[str, Any] | None) -> None:
+        if self.logger is not None:
+            self.logger.on_end(result)
+
+
+def _package(name: str) -> Any:
+    """The package of a logger; an error says how to install it."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name:
+            raise
+        raise ModuleNotFoundError(needs(f"--log {name}", name)) from None
+
+
+def _scalars(row: Row) -> Iterator[tuple[str, float]]:
+    """What there is to draw over the steps; train_loss and validation_auc are called train/loss and validation/auc."""
+    for name, value in row.items():
+        if name != "step":
+            part, _, rest = name.partition("_")
+            yield (f"{part}/{rest}" if part in ("train", "validation") else name), value

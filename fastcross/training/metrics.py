@@ -1,16 +1,108 @@
-"""What a prediction is worth: logloss, AUC, accuracy, calibration, from logits and labels; RMSE, MAE, R² of quantities.
+"""What a model's predictions are worth: logloss, AUC, accuracy, calibration; RMSE, MAE, R² of quantities.
 
-All of them work on whole columns (no per-row Python) and in float64, so that a difference of 0.0001 in logloss, which
+The metrics work on whole columns (no per-row Python) and in float64, so that a difference of 0.0001 in logloss, which
 matters for click-through rates, is not lost in the sum over millions of rows.
 """
 
 import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from fastcross.data import Batch, Cache
+from fastcross.training.config import BETTER, MONITORED, TrainingConfig
+from fastcross.training.processes import ALONE, Processes
+from fastcross.training.step import NotFiniteError, raise_faults
+
+BATCH_SIZE = 4096  # nothing is kept for a backward pass, so batches may be larger than in training
+
+
+class Predicted(NamedTuple):
+    """The model's outputs for rows, and what stands beside them as far as it is known, all on the CPU."""
+
+    logits: Tensor  # or, for regression, predictions
+    label: Tensor | None
+    weight: Tensor | None = None
+    group: Tensor | None = None
+
+    def summarise(self, *, regression: bool) -> dict[str, float]:
+        """The metrics of these rows."""
+        assert self.label is not None, "rows without labels have no metrics"
+        others = {"weight": self.weight, "group": self.group, "regression": regression or None}
+        given: dict[str, Any] = {name: value for name, value in others.items() if value is not None}
+        return summarise(self.logits, self.label, **given)
+
+
+def predict_batches(model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False) -> Iterator[Predicted]:
+    """The outputs for each batch; leaves the model's mode as it was."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    try:
+        for batch in batches:
+            batch = batch.to(device, non_blocking=True)
+            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+                logits = model(batch.dense, batch.categorical, batch.bags).float().cpu()
+            raise_faults(model)
+            yield Predicted(logits, *(None if column is None else column.cpu() for column in batch.beside))
+    finally:
+        model.train(was_training)
+
+
+def predict_logits(
+    model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False, progress: Callable[[int], object] | None = None
+) -> tuple[Tensor, Tensor | None]:
+    """Logits of all rows, and their labels if the batches have them; progress is told the rows of each batch."""
+    found = predict_rows(model, batches, bf16=bf16, progress=progress)
+    return found.logits, found.label
+
+
+def predict_rows(
+    model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False, progress: Callable[[int], object] | None = None
+) -> Predicted:
+    """The outputs for all rows, and what stands beside them."""
+    found = []
+    for predicted in predict_batches(model, batches, bf16=bf16):
+        found.append(predicted)
+        if progress:
+            progress(len(predicted.logits))
+    if not found:
+        raise ValueError("nothing to predict: the data has 0 rows")
+    columns = zip(*found, strict=True)
+    return Predicted(*(None if column[0] is None else torch.cat(column) for column in columns))  # type: ignore[arg-type]
+
+
+def evaluate(
+    model: nn.Module,
+    cache: Cache,
+    part: str,
+    *,
+    bf16: bool = False,
+    processes: Processes = ALONE,
+    progress: Callable[[int], object] | None = None,
+) -> dict[str, float]:
+    """The metrics of :func:`~summarise` on one part of a cache, over all processes' rows.
+
+    What is not defined, as the AUC of rows that are all of one class, is left out.
+    """
+    if not cache.sizes.get(part):
+        raise ValueError(f"the cache {cache.path} has no rows in part {part!r}; its sizes are {cache.sizes}")
+    batches = cache.batches(part, BATCH_SIZE, rank=processes.rank, world_size=processes.size)
+    rows = predict_rows(model, batches, bf16=bf16, progress=progress)
+    rows = Predicted(*(None if column is None else processes.gather(column) for column in rows))  # type: ignore[arg-type]
+    logits = rows.logits
+    if not logits.isfinite().all():
+        raise NotFiniteError(
+            f"{int((~logits.isfinite()).sum())} of {logits.numel()} predictions on {part} are not finite"
+        )
+    found = rows.summarise(regression=cache.schema.task == "regression") if processes.rank == 0 else {}
+    return processes.share({name: value for name, value in found.items() if math.isfinite(value)})
 
 
 def summarise(
@@ -156,3 +248,51 @@ def _mean(values: Tensor, weight: Tensor | None) -> float:
 
 def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else float("nan")
+
+
+@dataclass(frozen=True)
+class Monitor:
+    """A metric and its direction."""
+
+    name: str
+    larger_is_better: bool
+
+    def is_better(self, value: float, than: float | None) -> bool:
+        if than is None:
+            return True
+        return value > than if self.larger_is_better else value < than
+
+
+def choose_monitor(cache: Cache, config: TrainingConfig) -> Monitor:
+    """What the configuration asks for, if the validation rows have it; a ValueError says what they have."""
+    task = cache.schema.task
+    if config.positive_weight != 1 and task != "binary":
+        raise ValueError(f"positive_weight is for a label of two classes; the task of {cache.path} is {task}")
+    name = config.monitor or MONITORED[task]
+    known = BETTER[task]
+    if name not in known:
+        _refuse(name, f"a {task} label has", [metric for metric in known if metric != "gauc"] + _grouped(cache))
+    if config.monitor and not cache.sizes.get("validation"):
+        raise ValueError(f"monitor {name} needs validation rows; the sizes of {cache.path} are {cache.sizes}")
+    if config.monitor and name not in (defined := _defined(cache)):
+        _refuse(name, "the validation rows have", [metric for metric in known if metric in defined])
+    return Monitor(name, known[name] is max)
+
+
+def _grouped(cache: Cache) -> list[str]:
+    return ["gauc"] if cache.schema.task == "binary" and cache.encoder.columns.group else []
+
+
+def _refuse(name: str, what: str, names: list[str]) -> NoReturn:
+    reason = "; gauc takes a column of groups (--group)" if name == "gauc" and "gauc" not in names else ""
+    raise ValueError(f"there is no {name} to monitor: {what} {', '.join(names)}{reason}")
+
+
+def _defined(cache: Cache) -> set[str]:
+    """The metrics that the labels of the validation rows admit: rows of one class alone have no AUC."""
+    beside = zip(*(batch.beside for batch in cache.batches("validation", 1 << 16)), strict=True)
+    label, weight, group = (None if column[0] is None else torch.cat(column) for column in beside)
+    assert label is not None
+    outputs = torch.zeros(len(label) if cache.schema.num_outputs == 1 else (len(label), cache.schema.num_outputs))
+    found = Predicted(outputs, label, weight, group).summarise(regression=cache.schema.task == "regression")
+    return {name for name, value in found.items() if math.isfinite(value)}

@@ -1,15 +1,35 @@
-"""The processes that train together, as an experiment and its training loop see them: here just one."""
+"""Where a training runs: the processes that train together, here just one, and the machine they run on."""
 
+import contextlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fastcross._version import __version__
 from fastcross.models.base import Model
+from fastcross.ops.backends import choose_kernels, instruction_set
 from fastcross.optim import Optimizer, configure
-from fastcross.training.config import CAPTURABLE, TrainingConfig
+from fastcross.training.config import CAPTURABLE, TrainingConfig, choose_device
 from fastcross.training.run_folder import Run
+
+PACKAGES = (
+    "triton",
+    "numpy",
+    "pyarrow",
+    "safetensors",
+    "tqdm",
+    "matplotlib",
+    "onnx",
+    "onnxscript",
+    "torchrec",
+)
+SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TRITON_INTERPRET", "CUDA_VISIBLE_DEVICES")
 
 
 class Processes:
@@ -57,12 +77,56 @@ def make_optimizer(model: Model, config: TrainingConfig) -> Optimizer:
     return configure(model, lr=config.lr, name=config.optimizer, capturable=capturable)
 
 
-def choose_device(name: str) -> torch.device:
-    """A device by its name; "auto" is the GPU where there is one."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+def describe_environment() -> Iterator[str]:
+    """What a report of a defect should say, line by line."""
+    yield f"fastcross {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    yield (
+        f"CPU: {_processor()}, {_usable_cores()} cores to use of {os.cpu_count()}, {torch.get_num_threads()} threads"
+    )
+    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    yield f"GPU: {', '.join(gpus) or 'none'}; PyTorch is built for {_built_for()}"
+    yield f"backends: {', '.join(_backends())}"
+    yield "packages: torch " + torch.__version__ + "".join(f", {name} {_version(name)}" for name in PACKAGES)
+    settings = {name: os.environ[name] for name in SETTINGS if name in os.environ}
+    yield "environment: " + (", ".join(f"{name}={value}" for name, value in settings.items()) or "nothing set")
+
+
+def _version(package: str) -> str:
     try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"cannot use the device {name!r}: {str(error).splitlines()[0]}") from error
-    return torch.device(name)
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _backends() -> list[str]:
+    """What can run here, and why the others cannot."""
+    found = ["torch", "reference"]
+    for name, device in (("cpu", "cpu"), ("triton", "cuda" if torch.cuda.is_available() else "cpu")):
+        try:
+            found.append(_detailed(choose_kernels(name, torch.device(device), torch.float32)))
+        except ValueError as error:
+            found.append(f"not {name} ({error})")
+    return found
+
+
+def _detailed(backend: str) -> str:
+    return f"cpu ({instruction_set()})" if backend == "cpu" else backend
+
+
+def _built_for() -> str:
+    return (
+        f"CUDA {torch.version.cuda}" if torch.version.cuda else f"ROCm {hip}" if (hip := torch.version.hip) else "CPUs"
+    )
+
+
+def _usable_cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _processor() -> str:
+    """Its name, as Linux tells it."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()} ({platform.machine()})"
+    return platform.processor() or platform.machine()

@@ -1,4 +1,6 @@
-"""The run folder: what a training leaves behind, each file written atomically and verified when it is read.
+"""The run folder: what a training leaves behind, and the trained model that is read from it.
+
+Each file is written atomically and verified when it is read. One process at a time writes.
 
 config.json      what was asked for; enough to rebuild the model and to resume
 encoder/         what turns rows into batches, a copy of the cache's, so that the run predicts without it
@@ -12,27 +14,39 @@ checksums.json   of metrics.csv and curves.png; the others hold their own
 
 import contextlib
 import csv
+import fcntl
 import hashlib
 import io
 import json
 import math
+import os
 import re
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fastcross.batch import Schema
+from fastcross.data import Cache
 from fastcross.files import atomic, read_checked_json, write_checked_json
+from fastcross.models import MODELS
+from fastcross.models.base import Model
 from fastcross.training import checkpoint
 from fastcross.training.checkpoint import CheckpointError
-from fastcross.training.lock import locked
-from fastcross.training.plots import History, draw_curves
+from fastcross.training.config import choose_device
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
     from fastcross.data.encoder import Encoder
 
+History = list[dict[str, float]]  # one entry per evaluation
 RUN_FORMAT = 2  # 1, of fastcross 0.1, had neither checksums nor an encoder
 FILES = ("config.json", "checksums.json", "metrics.csv", "result.json", "curves.png")
+LOCK = ".lock"
 # What a process that was killed left half written: .config.json.4711.tmp, a folder of shards, safetensors' .tmpA1b2C3.
 LEFTOVER = re.compile(
     rf"\.({'|'.join(map(re.escape, FILES))}|(best|last)(\.safetensors|-\d+))(\.\d+)?\.tmp|\.tmp[A-Za-z0-9]{{6}}"
@@ -145,6 +159,88 @@ class Run:
             temporary.write_bytes(content)
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A model ready to predict, and what it was trained on."""
+
+    model: Model
+    schema: Schema
+    path: Path  # of the run folder
+    cache: str
+    fingerprint: str  # of the cache
+    encoder_fingerprint: str | None  # None for a run of fastcross 0.1
+
+    @cached_property
+    def encoder(self) -> "Encoder":
+        """What turns rows into the batches that the model knows, from the run folder."""
+        return load_encoder(self.path, self.encoder_fingerprint)
+
+    def open_cache(self, path: Path | str | None = None) -> Cache:
+        """The cache the model was trained on, which is at ``path`` if it has moved."""
+        if path is not None:
+            self.open_other_cache(path)  # that another encoder made it says more than that it is another one
+        cache = Cache.open(path or self.cache, fingerprint=self.fingerprint)
+        cache.check_encoder(self.encoder.fingerprint)
+        return cache
+
+    def open_other_cache(self, path: Path | str) -> Cache:
+        """A cache of any data that was made with the model's encoder."""
+        cache = Cache.open(path)
+        cache.check_encoder(self.encoder.fingerprint)
+        return cache
+
+
+def load_model(path: Path | str, device: str = "auto") -> Trained:
+    """The best model of a run folder, sharded or not, or of a best.safetensors file, in evaluation mode."""
+    path = Path(path)
+    run = path if path.is_dir() else path.parent
+    state = _read_best(Run(path)) if path.is_dir() else checkpoint.load(path)
+    if path.is_dir():
+        _check_owner(path, state, Run(path).config)
+    if state.get("kind") not in MODELS:
+        raise CheckpointError(f"{path} holds no model; use best.safetensors")
+    try:
+        model = MODELS[state["kind"]].from_config(state["config"])
+        model.load_state_dict(state["model"])
+        facts = (state["cache"], state["fingerprint"], state.get("encoder"))
+        schema = Schema.from_dict(state["schema"])
+    except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+        raise CheckpointError(f"{path} holds no model that this version can build: {error}") from error
+    model.to(choose_device(device)).eval()
+    return Trained(model, schema, run, *facts)
+
+
+def _check_owner(path: Path, state: dict[str, Any], config: dict[str, Any]) -> None:
+    """A checkpoint that was copied from another run is sound, and is another model."""
+    for name, known in (("kind", "model"), ("fingerprint", "fingerprint"), ("encoder", "encoder")):
+        if state.get(name) != config.get(known):
+            both = f"expected {known} {str(config.get(known))[:12]}, got {str(state.get(name))[:12]}"
+            raise CheckpointError(f"the best checkpoint in {path} is not that of this run: {both}")
+
+
+def _read_best(run: Run) -> dict[str, Any]:
+    if run.config.get("sharding"):
+        return checkpoint.read_whole(checkpoint.newest(run.path, "best"))
+    if not run.holds("best"):
+        raise CheckpointError(f"{run.path} holds no model yet: it has not come to its first evaluation")
+    return checkpoint.load(run.best)
+
+
+def load_encoder(path: Path, fingerprint: str | None) -> "Encoder":
+    """The encoder of a run folder, which must be that of the model there."""
+    from fastcross.data.encoder import Encoder  # needs pyarrow, which a model alone does not
+
+    if fingerprint is None:
+        raise CheckpointError(f"{path} keeps no encoder, as fastcross 0.1 did not yet: train it again to predict")
+    encoder = Encoder.load(path / "encoder")
+    if encoder.fingerprint != fingerprint:
+        raise CheckpointError(
+            f"{path / 'encoder'} is not the encoder of this run; "
+            f"expected {fingerprint[:12]}, got {encoder.fingerprint[:12]}"
+        )
+    return encoder
+
+
 @contextlib.contextmanager
 def working_in(path: Path) -> Iterator[None]:
     """Hold the lock of a run folder, which is made if need be.
@@ -177,19 +273,90 @@ def remove_leftovers(path: Path) -> None:
             _remove(leftover)
 
 
-def load_encoder(path: Path, fingerprint: str | None) -> "Encoder":
-    """The encoder of a run folder, which must be that of the model there."""
-    from fastcross.data.encoder import Encoder  # needs pyarrow, which a model alone does not
+class RunInUse(CheckpointError):
+    """Another process is at work in a run folder."""
 
-    if fingerprint is None:
-        raise CheckpointError(f"{path} keeps no encoder, as fastcross 0.1 did not yet: train it again to predict")
-    encoder = Encoder.load(path / "encoder")
-    if encoder.fingerprint != fingerprint:
-        raise CheckpointError(
-            f"{path / 'encoder'} is not the encoder of this run; "
-            f"expected {fingerprint[:12]}, got {encoder.fingerprint[:12]}"
-        )
-    return encoder
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder; the system takes it back from a process that dies, however it dies."""
+    path = folder / LOCK
+    descriptor = _acquire(path)
+    try:
+        with contextlib.suppress(OSError):  # on a full disk the lock holds all the same, without a name on it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # while it is held: see _acquire
+        os.close(descriptor)
+
+
+def _acquire(path: Path) -> int:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # Whoever held it before may have removed the file since it was opened here: then it is another one's turn.
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+        except BlockingIOError:
+            holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
+            os.close(descriptor)
+            raise RunInUse(f"{path.parent} is in use by {holder}; wait for it, or stop it, and try again") from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def draw_curves(histories: Mapping[str, History], optimum: float | None = None) -> bytes:
+    """A PNG of :func:`curves`."""
+    png = io.BytesIO()
+    curves(histories, optimum).savefig(png, format="png", dpi=120)
+    return png.getvalue()
+
+
+def curves(histories: Mapping[str, History], optimum: float | None = None) -> "Figure":
+    """Logloss (left) and AUC or accuracy (right) over the steps, one colour per entry of ``histories``; of a regression
+    the training loss, in variances of the label, and the RMSE.
+
+    The legend stands below both, where no curve can run behind it.
+    """
+    from matplotlib.figure import Figure  # slow to import; without pyplot, which would look for a display
+    from matplotlib.lines import Line2D
+
+    figure = Figure(figsize=(10, 4.4), layout="constrained")
+    first = next(iter(histories.values()))[0]
+    score = next((name for name in ("validation_auc", "validation_accuracy", "validation_rmse") if name in first), "")
+    left, *others = figure.subplots(1, 2 if score else 1, squeeze=False)[0]
+    training: dict[str, Any] = {"alpha": 0.4}
+    validation: dict[str, Any] = {"marker": "."}
+    best: dict[str, Any] = {"color": "black", "linestyle": ":"}
+    entries = []
+    for index, (name, history) in enumerate(histories.items()):
+        colour = f"C{index}"
+        steps = [row["step"] for row in history]
+        left.plot(steps, [row["train_loss"] for row in history], color=colour, **training)
+        if "validation_logloss" in first:
+            left.plot(steps, [row["validation_logloss"] for row in history], color=colour, **validation)
+        for right in others:
+            right.plot(steps, [row[score] for row in history], color=colour, **validation)
+        if name:
+            entries.append(Line2D([], [], color=colour, label=name))
+    colour = "grey" if entries else "C0"
+    entries.append(Line2D([], [], color=colour, label="training", **training))
+    if score:
+        entries.append(Line2D([], [], color=colour, label="validation", **validation))
+    if optimum is not None:
+        left.axhline(optimum, **best)
+        entries.append(Line2D([], [], label="Bayes optimum", **best))
+    left.set(xlabel="step", ylabel="squared error" if score == "validation_rmse" else "logloss")
+    for right in others:
+        right.set(xlabel="step", ylabel=score.replace("_", " "))
+    figure.legend(handles=entries, loc="outside lower center", ncols=5, frameon=False)
+    return figure
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from fastcross.training.dataset import Opened, Show
-from fastcross.training.lock import RunInUse
+from fastcross.training.input import Opened, Show
+from fastcross.training.run_folder import RunInUse
 from fastcross.tuning.records import Record, from_run, write_record
 from fastcross.tuning.space import chosen
 from fastcross.tuning.study import Study

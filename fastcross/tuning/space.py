@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastcross.training.config import TrainingConfig
-from fastcross.training.experiment import Experiment
-from fastcross.training.options import model_options
+from fastcross.training.experiment import Experiment, model_options
 
 if TYPE_CHECKING:
     import optuna

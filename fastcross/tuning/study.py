@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fastcross.extras import require
 from fastcross.files import read_checked_json, write_checked_json
 from fastcross.training.experiment import Experiment
-from fastcross.training.lock import RunInUse, locked
+from fastcross.training.run_folder import RunInUse, locked
 from fastcross.tuning.records import Record, read_record, write_record
 from fastcross.tuning.space import Space, check_space, grid, parse_space
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fastcross.training.dataset import Opened
-from fastcross.training.divergence import TrainingError
+from fastcross.training.input import Opened
 from fastcross.training.run_folder import Run
+from fastcross.training.step import TrainingError
 from fastcross.tuning.records import Record, brief, from_run
 from fastcross.tuning.space import chosen
 from fastcross.tuning.study import Study

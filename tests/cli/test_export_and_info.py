@@ -8,7 +8,7 @@ import torch
 
 from fastcross.cli.main import main
 from fastcross.data import Cache
-from fastcross.training.trained import load_model
+from fastcross.training.run_folder import load_model
 from tests.cli.helpers import SMALL
 
 

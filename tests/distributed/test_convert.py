@@ -7,9 +7,9 @@ import torch
 
 from fastcross.cli.main import main
 from fastcross.training import checkpoint, load_model, resume
+from fastcross.training.checkpoint import newest, read_whole
 from fastcross.training.loop import Interrupted
 from fastcross.training.run_folder import Run
-from fastcross.training.shards import newest, read_whole
 from tests.distributed.helpers import (
     QUIET,
     assert_same_curve,

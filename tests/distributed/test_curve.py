@@ -5,7 +5,7 @@ import torch
 
 from fastcross.cli.main import main
 from fastcross.training import load_model
-from fastcross.training.evaluate import evaluate
+from fastcross.training.metrics import evaluate
 from fastcross.training.run_folder import Run
 from tests.distributed.helpers import CASES, QUIET, arguments, assert_same_curve, curve, experiment
 

@@ -9,10 +9,9 @@ import torch
 
 from fastcross.cli.main import main
 from fastcross.training import load_model, resume
-from fastcross.training.checkpoint import CheckpointError
-from fastcross.training.lock import RunInUse
+from fastcross.training.checkpoint import CheckpointError, newest, read_whole
 from fastcross.training.loop import Interrupted
-from fastcross.training.shards import newest, read_whole
+from fastcross.training.run_folder import RunInUse
 from tests.distributed.helpers import QUIET, arguments, experiment, interrupt, start
 
 pytest.importorskip("torchrec")

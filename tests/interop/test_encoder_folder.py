@@ -10,7 +10,7 @@ import torch
 from fastcross.data import Columns, prepare, read_for_prediction
 from fastcross.data.generate import write_click_log
 from fastcross.interop.serving import export_run
-from fastcross.training.options import build
+from fastcross.training.experiment import build
 from tests.serving_tables import ALONE, COLUMNS, EXAMPLES, write_movies
 
 # What a server does: reads a file with Arrow, and hands the rows to the reader.

@@ -10,9 +10,9 @@ from torch.utils._pytree import tree_leaves
 
 from fastcross import optim
 from fastcross.training import loop
-from fastcross.training.captured import CapturedStep
 from fastcross.training.config import TrainingConfig
 from fastcross.training.loop import Trainer
+from fastcross.training.step import CapturedStep
 from tests.training.helpers import small_dcn, weights
 
 CHANGING = {"batch_size": 128, "max_steps": 12, "schedule": "cosine", "warmup_steps": 3, "lr": 0.02, "clip_norm": 0.5}
@@ -20,7 +20,7 @@ HOST_READS = ("aten._local_scalar_dense", "aten.nonzero", "aten._unique", "aten.
 
 
 class RecordedGraphs:
-    """As captured.CudaGraphs, which runs nothing as it records: here operators run, and all they change is restored."""
+    """As step.CudaGraphs, which runs nothing as it records: here operators run, and all they change is restored."""
 
     def __init__(self, changed):
         self.changed = changed  # a function that returns the tensors that a step changes

@@ -3,8 +3,8 @@
 import pytest
 
 from fastcross.cli.main import main
-from fastcross.training.callbacks import KINDS, Callback
 from fastcross.training.config import LOGGERS
+from fastcross.training.loop import KINDS, Callback
 from fastcross.training.run_folder import Run
 from tests.training.helpers import arguments, tiny_experiment
 

@@ -7,13 +7,13 @@ from fastcross import optim
 from fastcross.batch import Schema
 from fastcross.models import MODELS
 from fastcross.training import run_folder
-from fastcross.training.captured import WARM_UP, CapturedStep, captured_step, obstacle
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.config import CAPTURABLE, TrainingConfig
 from fastcross.training.experiment import Experiment
 from fastcross.training.loop import Trainer
 from fastcross.training.processes import ALONE, Processes
 from fastcross.training.run_folder import Run
+from fastcross.training.step import WARM_UP, CapturedStep, captured_step, obstacle
 from tests.training.helpers import assert_same_weights, small_dcn, tiny_experiment
 from tests.training.recorded import capturable, replaying, train
 

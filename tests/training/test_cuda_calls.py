@@ -8,8 +8,7 @@ import torch
 
 from fastcross.batch import Batch
 from fastcross.training import input as training_input
-from fastcross.training.captured import CudaGraphs
-from fastcross.training.divergence import Outcome
+from fastcross.training.step import CudaGraphs, Outcome
 
 DEVICE = torch.device("cpu")
 

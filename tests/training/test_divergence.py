@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fastcross.training.config import TrainingConfig
-from fastcross.training.divergence import TrainingError
 from fastcross.training.loop import Trainer
+from fastcross.training.step import TrainingError
 from tests.training.helpers import small_dcn, weights
 
 

@@ -15,8 +15,8 @@ from fastcross.data import Encoder, read_for_prediction
 from fastcross.training import Dataset, Experiment, TrainingConfig, checkpoint, load_model, resume
 from fastcross.training import extension as module
 from fastcross.training.checkpoint import CheckpointError
-from fastcross.training.evaluate import predict_logits
 from fastcross.training.extension import extend
+from fastcross.training.metrics import predict_logits
 from tests.serving_tables import COLUMNS, write_movies
 from tests.training.helpers import assert_same_weights
 

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from fastcross.training import checkpoint, resume
-from fastcross.training.divergence import TrainingError
 from fastcross.training.run_folder import working_in
+from fastcross.training.step import TrainingError
 from tests.training.helpers import TINY, tiny_experiment
 
 

@@ -9,13 +9,13 @@ import time
 import pytest
 
 from fastcross.training import Dataset, Experiment, TrainingConfig, resume
-from fastcross.training.lock import RunInUse, locked
+from fastcross.training.run_folder import RunInUse, locked
 from tests.training.helpers import arguments, start
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from fastcross.training.lock import locked
+from fastcross.training.run_folder import locked
 with locked(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(600)
@@ -57,7 +57,7 @@ def test_many_take_turns(tmp_path):
     script = f"""
 import sys, time
 from pathlib import Path
-from fastcross.training.lock import RunInUse, locked
+from fastcross.training.run_folder import RunInUse, locked
 folder = Path({str(tmp_path)!r})
 turns = 0
 while turns < 25:

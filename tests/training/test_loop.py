@@ -11,9 +11,10 @@ from fastcross.data.generate import write_click_log
 from fastcross.models import MODELS
 from fastcross.training import checkpoint
 from fastcross.training.config import TrainingConfig
-from fastcross.training.evaluate import evaluate, gains_from_bf16, predict_logits
 from fastcross.training.loop import Trainer
+from fastcross.training.metrics import evaluate, predict_logits
 from fastcross.training.run_folder import Run
+from fastcross.training.step import gains_from_bf16
 from tests.training.helpers import assert_same_weights, small_dcn, weights
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fastcross.training.plots import curves, draw_curves
+from fastcross.training.run_folder import curves, draw_curves
 
 
 def history(start, *names):

@@ -10,8 +10,8 @@ import torch
 
 from fastcross.data import DataError, prepare, read_for_prediction
 from fastcross.training import Dataset, Experiment, TrainingConfig, load_model, resume
-from fastcross.training.evaluate import evaluate, predict_logits
 from fastcross.training.loop import Interrupted
+from fastcross.training.metrics import evaluate, predict_logits
 
 CITIES = ("Bern", "Rome", "Delft", "Oslo", "Kyoto", "Graz")
 OPTIONS = {"cross_layers": 1, "deep_layers": [8], "embedding_dim": 4}

@@ -9,9 +9,9 @@ from sklearn import metrics as sklearn_metrics
 from fastcross.data import prepare
 from fastcross.models import MODELS
 from fastcross.training import Dataset, Experiment, TrainingConfig, load_model, metrics
-from fastcross.training.evaluate import evaluate
+from fastcross.training.experiment import build
 from fastcross.training.loop import Trainer
-from fastcross.training.options import build
+from fastcross.training.metrics import evaluate
 from tests.training.helpers import small_dcn
 
 ROWS = 1500

@@ -12,9 +12,9 @@ if os.environ.get("TRITON_INTERPRET", "") in ("", "0"):
 from fastcross.data import Columns
 from fastcross.data.preparation import prepare_table
 from fastcross.training.config import TrainingConfig
-from fastcross.training.divergence import TrainingError
-from fastcross.training.evaluate import predict_logits
 from fastcross.training.loop import Trainer
+from fastcross.training.metrics import predict_logits
+from fastcross.training.step import TrainingError
 from tests.training.helpers import assert_same_weights, small_dcn
 from tests.training.recorded import capturable, replaying, train
 

@@ -11,7 +11,7 @@ import pytest
 
 from fastcross.files import read_checked_json
 from fastcross.training.loop import Interrupted
-from fastcross.training.trained import load_model
+from fastcross.training.run_folder import load_model
 from fastcross.tuning.importance import draw_importances, importances
 from fastcross.tuning.search import _take, search, time_share
 from fastcross.tuning.study import Study
