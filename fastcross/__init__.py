@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from fastcross import layers
 from fastcross._version import __version__
 
 if TYPE_CHECKING:
@@ -59,10 +58,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = globals()[name] = getattr(import_module(_HOMES[name]), name)
     return value
-
-
-# Layers know no other package. What knows them lies above, in interop, and is imported when it is asked.
-layers.read_peer = lambda module: import_module("fastcross.interop.recognise").cross_parameters(module)
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastcross.interop.peers import PEERS
+from fastcross.layers.peers import PEERS
 
 
 def deepctr(d, num_layers):
@@ -76,16 +76,17 @@ def randomise(module, scale=0.4):
 
 def cross(module):
     """The module's cross network as a function: RecBole's is a method of the model."""
-    return getattr(module, PEERS[peer_path(module)].method) if not isinstance(module, nn.Sequential) else module
+    return getattr(module, peer_of(module).method) if not isinstance(module, nn.Sequential) else module
 
 
-def peer_path(module):
-    return next(path for cls in type(module).__mro__ if (path := f"{cls.__module__}.{cls.__qualname__}") in PEERS)
+def peer_of(module):
+    paths = [f"{cls.__module__}.{cls.__qualname__}" for cls in type(module).__mro__]
+    return next(peer for path in paths for peer in PEERS if peer.path == path)
 
 
 def cross_parameters(module):
-    num_layers = len(PEERS[peer_path(module)].parameters(module)[0])
-    names = PEERS[peer_path(module)].keys(num_layers)
+    peer = peer_of(module)
+    names = peer.state_keys(len(peer.parameters(module)["weight"]))
     return {name: module.get_parameter(name) for name in names}
 
 

@@ -5,8 +5,12 @@ from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
-from fastcross.interop.peers import PEERS, Peer
-from fastcross.interop.peers.peer import stack_layers
+from fastcross.layers.peers import PEERS, VECTOR, Peer
+
+FORMATS = (
+    Peer("fastcross.CrossNetwork", VECTOR, {"weight": "weight", "bias": "bias"}),
+    *(peer for peer in PEERS if peer.formula is VECTOR),
+)
 
 
 def cross_state_dict(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
@@ -20,29 +24,27 @@ def cross_state_dict(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict
         ``{"weight": (L, d), "bias": (L, d)}``.
     """
     found = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
-    formats = (Peer("fastcross.CrossNetwork", "weight", "bias"), *PEERS.values())
-    peer = max(formats, key=lambda peer: len(_layers((peer.weight, peer.bias), found)))
-    layers = _layers((peer.weight, peer.bias), found)
+    peer = max(FORMATS, key=lambda peer: len(_layers(peer.keys.values(), found)))
+    layers = _layers(peer.keys.values(), found)
     if not layers:
         prefixes = sorted({p for key in state_dict for p in _prefixes(key)})
         hint = f"; there are some under {', '.join(map(repr, prefixes))}" if prefixes else ""
         raise ValueError(f"no keys of a cross network under the prefix {prefix!r}, of {len(state_dict)} keys{hint}")
-    expected = peer.keys(max(layers) + 1)
+    num_layers = max(layers) + 1
+    expected = peer.state_keys(num_layers)
     # RecBole's cross network is part of its model: the model's other keys lie beside it.
     mine = found if peer.method == "forward" else [key for key in found if key.startswith("cross_layer_")]
     missing = [prefix + key for key in expected if key not in found]
     extra = [prefix + key for key in mine if key not in expected]
     if missing or extra:
         raise ValueError(f"not a cross network's keys: missing {_listed(missing)}; extra {_listed(extra)}")
-
-    def rows(key: str) -> Tensor:
-        if "{}" not in key:
-            return stack_layers(found[key])
-        return stack_layers([found[key.format(layer)] for layer in range(max(layers) + 1)])
-
+    tensors = {
+        name: [found[key.format(layer)] for layer in range(num_layers)] if "{}" in key else found[key]
+        for name, key in peer.keys.items()
+    }
     shapes = ", ".join(f"{prefix + key} {tuple(found[key].shape)}" for key in expected)
     try:
-        cross = {"weight": rows(peer.weight), "bias": rows(peer.bias)}
+        cross = peer.stacked(tensors)
     except (RuntimeError, IndexError) as error:
         raise ValueError(f"the layers have different shapes: {shapes}") from error
     if cross["weight"].shape != cross["bias"].shape:
@@ -60,7 +62,7 @@ def _layers(templates: Iterable[str], keys: Iterable[str]) -> list[int]:
 def _prefixes(key: str) -> Iterable[str]:
     """What stands before a key that ends like one of a cross network's weights."""
     ends = [key[dot.end() :] for dot in re.finditer(r"\.", key)]
-    return (key.removesuffix(end) for end in ends if _layers((peer.weight for peer in PEERS.values()), [end]))
+    return (key.removesuffix(end) for end in ends if _layers((peer.keys["weight"] for peer in FORMATS[1:]), [end]))
 
 
 def _listed(keys: list[str]) -> str:

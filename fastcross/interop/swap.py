@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastcross.interop.peers import PEERS, Peer
-from fastcross.interop.recognise import class_path, cross_shapes, recognise
-from fastcross.ops import cross_network
+from fastcross.layers.peers import Peer
+from fastcross.layers.recognise import class_path, cross_sizes, peers_of, recognise
 
 
 @dataclass(frozen=True)
@@ -59,9 +58,7 @@ def swap(model: nn.Module, *, undo: bool = False) -> Report:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
     report = Report()
-    changes: list[
-        tuple[nn.Module, type]
-    ] = []  # made when all modules have been looked at, so that an error changes none
+    changes: list[tuple[nn.Module, type]] = []  # made when all have been looked at, so that an error changes none
     for name, module in model.named_modules():
         kind = class_path(type(module))
         if undo:
@@ -75,8 +72,8 @@ def swap(model: nn.Module, *, undo: bool = False) -> Report:
         elif isinstance(found := _swappable(module), tuple):
             peer, cls = found
             changes.append((module, cls))
-            num_layers, in_features = cross_shapes(module, peer)[0].shape
-            report.swapped.append(Entry(name, kind, f"L = {num_layers}, d = {in_features}"))
+            sizes = cross_sizes(module, peer)
+            report.swapped.append(Entry(name, kind, ", ".join(f"{symbol} = {n}" for symbol, n in sizes.items())))
         elif found is not None:
             report.left.append(Entry(name, kind, found))
     for module, cls in changes:
@@ -120,38 +117,39 @@ def _new(peer_class: type, function: Any, *arguments: Any) -> Any:
 @functools.cache
 def swapped_class(peer_class: Any) -> Any:
     """The subclass of a package's class (or of a user's subclass of it) that runs on these operators."""
-    peer = next(PEERS[class_path(cls)] for cls in peer_class.__mro__ if class_path(cls) in PEERS)
+    peer = next(peer for cls in peer_class.__mro__ for peer in peers_of(cls) if peer.formula.operator)
+    formula: Any = peer.formula
     original = getattr(peer_class, peer.method)
     _, argument, *_ = inspect.signature(original).parameters
 
     @functools.wraps(original)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         x0: Any = args[0] if args else kwargs.get(argument)
-        weight, bias = peer.parameters(self)
-        if len(args) + len(kwargs) != 1 or not _takes(peer, x0, weight, bias):
+        parameters = peer.parameters(self)
+        if len(args) + len(kwargs) != 1 or not _takes(peer, x0, *parameters.values()):
             return original(self, *args, **kwargs)
         # Under autocast the package adds a half-precision product to a float32 bias, and returns float32.
-        return cross_network(x0.to(bias.dtype), weight, bias)
+        return formula.operator(x0.to(parameters["bias"].dtype), **parameters)
 
     # The package's own name, since some look modules up by it.
     names = {name: getattr(peer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
     return type(peer_class.__name__, (Swapped, peer_class), {**names, "peer_class": peer_class, peer.method: method})
 
 
-def _takes(peer: Peer, x0: Any, weight: Tensor, bias: Tensor) -> bool:
+def _takes(peer: Peer, x0: Any, *parameters: Tensor) -> bool:
     """Whether the operator and the package agree on this input; anything else, errors included, is the package's."""
     # An FX proxy is no tensor; a TorchScript trace cannot hold the autograd Function.
     if not isinstance(x0, Tensor) or torch.jit.is_tracing():
         return False
-    if any(hasattr(tensor, "__tensor_flatten__") for tensor in (x0, weight, bias)):  # a DTensor, a nested tensor, …
+    if any(hasattr(tensor, "__tensor_flatten__") for tensor in (x0, *parameters)):  # a DTensor, a nested tensor, …
         return False
+    weight = parameters[0]
     if x0.dim() < 1 or x0.shape[-1] != weight.shape[1] or x0.device != weight.device:
         return False
     if x0.dim() != 2 and not peer.leading_dimensions:
         return False
-    if x0.dtype == weight.dtype == bias.dtype:
+    dtypes = {parameter.dtype for parameter in parameters}
+    if dtypes == {x0.dtype}:
         return True
-    halves = (torch.float16, torch.bfloat16)
-    return (
-        x0.dtype in halves and weight.dtype == bias.dtype == torch.float32 and torch.is_autocast_enabled(x0.device.type)
-    )
+    is_half = x0.dtype in (torch.float16, torch.bfloat16)
+    return is_half and dtypes == {torch.float32} and torch.is_autocast_enabled(x0.device.type)

@@ -3,7 +3,8 @@
 import torch
 from torch import Tensor, nn
 
-from fastcross import layers
+from fastcross.layers.peers import VECTOR
+from fastcross.layers.recognise import cross_parameters
 from fastcross.ops import cross_layer, cross_logits, cross_network
 
 
@@ -80,9 +81,10 @@ class CrossNetwork(nn.Module):
     @classmethod
     def from_module(cls, module: nn.Module, *, backend: str = "auto") -> "CrossNetwork":
         """A copy of another package's cross network: see :func:`fastcross.swap` for those that are known."""
-        weight, bias = (parameter.detach() for parameter in layers.read_peer(module))
+        parameters = {name: value.detach() for name, value in cross_parameters(module, VECTOR).items()}
+        weight = parameters["weight"]
         network = cls(weight.shape[1], len(weight), backend=backend, device=weight.device, dtype=weight.dtype)
-        network.load_state_dict({"weight": weight, "bias": bias})
+        network.load_state_dict(parameters)
         return network
 
     def reset_parameters(self) -> None:

@@ -5,12 +5,11 @@ import sys
 
 import pytest
 import torch
-from peer_modules import cross, peer_path, randomise, torchrec
+from peer_modules import cross, peer_of, randomise, torchrec
 from torch import nn
 
 import fastcross
-from fastcross.interop.peers import PEERS
-from fastcross.interop.recognise import recognise
+from fastcross.layers.recognise import recognise
 
 
 def test_from_module(build):
@@ -19,7 +18,7 @@ def test_from_module(build):
     x = torch.randn(5, 8)
     torch.testing.assert_close(native(x), cross(module)(x))
     native.weight.data.zero_()
-    assert PEERS[peer_path(module)].parameters(module)[0].abs().min() > 0
+    assert peer_of(module).parameters(module)["weight"].abs().min() > 0
     fastcross.swap(module)
     assert fastcross.CrossNetwork.from_module(module).num_layers == 3
 
@@ -34,7 +33,7 @@ def test_from_module_names_what_it_cannot_take():
 def test_cross_state_dict(build):
     module = randomise(build(8, 12))  # layer 10 sorts before layer 2 as text
     model = nn.ModuleDict({"deep": nn.Linear(8, 8), "crossnet": module})
-    weight, bias = PEERS[peer_path(module)].parameters(module)
+    weight, bias = peer_of(module).parameters(module).values()
     for state in (
         fastcross.cross_state_dict(module.state_dict()),
         fastcross.cross_state_dict(model.state_dict(), prefix="crossnet."),
@@ -43,7 +42,7 @@ def test_cross_state_dict(build):
         native.load_state_dict(state)
         assert torch.equal(native.weight, weight)
         assert torch.equal(native.bias, bias)
-    assert isinstance(recognise(module), type(PEERS[peer_path(module)]))
+    assert recognise(module) is peer_of(module)
 
 
 def test_cross_state_dict_names_missing_and_extra_keys():
