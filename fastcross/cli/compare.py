@@ -1,24 +1,32 @@
-"""The paper's table 1 for your data: several models, the same split, the same training, one run folder each."""
+"""fastcross compare, tune and paper: many trainings on the same data, and their tables."""
 
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fastcross.cli.experiment import dataset, experiment
-from fastcross.cli.printing import bars, show
+from fastcross.cli.printing import bars, plain, show
+from fastcross.cli.train import TRAINING, check_resume, dataset, experiment, given, given_options
 from fastcross.explain.explanation import Cross
 from fastcross.extras import require
 from fastcross.files import atomic
 from fastcross.models import MODELS
 from fastcross.training.experiment import Experiment, model_options, run_name
+from fastcross.training.loop import Interrupted
 from fastcross.training.run_folder import Run, draw_curves, read_json, write_json
 from fastcross.tuning.crosses import cross_finder, find_crosses
+from fastcross.tuning.importance import draw_importances, importances
+from fastcross.tuning.report import Results, write_report
+from fastcross.tuning.search import search, seeds, time_share
+from fastcross.tuning.space import PAPER, read_spaces, without
+from fastcross.tuning.study import Study
 
 
 def compare(args: Namespace) -> int:
+    """The paper's table 1 for your data: the same split, the same training, one run folder for each model and seed."""
     require("training", "train")
     folder = Path(args.output or run_name("compare"))
     plans = {(name, seed): experiment(args, name, seed, strict=False) for name in args.models for seed in args.seeds}
@@ -36,14 +44,15 @@ def compare(args: Namespace) -> int:
             f"crosses of {' and '.join(filter(takes_crosses, args.models))}, by their standard deviation in the logit:"
         )
         print(", ".join(f"{' × '.join(cross.fields)} {cross.strength:.3g}" for cross in crosses))
-        given = {"crosses": [list(cross.fields) for cross in crosses]}
+        found = [list(cross.fields) for cross in crosses]
         for (name, seed), plan in plans.items():
             if takes_crosses(name):
-                plans[name, seed] = replace(plan, options={**plan.options, **given})
+                plans[name, seed] = replace(plan, options={**plan.options, "crosses": found})
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in args.models}
     for (name, seed), plan in plans.items():
         show(f"{name}, seed {seed}")
-        results[name].append(plan.run(folder / f"{name}-{seed}", show=show, go_on=True, opened=(cache, optimum)))
+        result = plan.run(folder / f"{name}-{seed}", show=show, go_on=True, opened=(cache, optimum))
+        results[name].append(result)
     part = "test" if cache.sizes.get("test") else "validation"
     rows = sorted((summary(name, found, part) for name, found in results.items()), key=lambda row: row[_main(row)])
     table = markdown(rows, optimum.get(part))
@@ -136,3 +145,92 @@ def _main(row: Mapping[str, Any]) -> str:
 def _metric(row: Mapping[str, Any], name: str) -> str:
     spread = row[f"{name}_std"]
     return f"{row[name]:.4f}" + (f" ± {spread:.4f}" if spread is not None else "")
+
+
+def tune(args: Namespace) -> int:
+    """A search over the settings of one or several models."""
+    require("training", "train")
+    require("tune", "tune")
+    if args.resume:
+        check_resume(args, "a study", ("trials", "budget", "seeds"))
+        study = Study.open(args.resume)
+    else:
+        study = _create(args)
+    data = next(iter(study.experiments.values())).data
+    try:
+        with bars() as progress:
+            opened = data.open(show, progress=progress)
+            search(study, opened, trials=args.trials, budget=args.budget, show=show, progress=progress)
+            if args.seeds:
+                seeds(study, opened, args.seeds, show=show, progress=progress)
+    except (Interrupted, KeyboardInterrupt):
+        show(f"interrupted; go on with: fastcross tune --resume {study.path}{_again(args)}")
+        return 130
+    _report(study)
+    return 0
+
+
+def _create(args: Namespace) -> Study:
+    if args.trials is None and args.budget is None and not args.grid:
+        raise ValueError("say how long to search: --trials N, --budget 2h, or --grid for every point of a grid")
+    fixed = [*given_options(args), *given(args, TRAINING)]
+    read = read_spaces(args.space) if args.space else {}
+    if foreign := [model for model in read if model not in args.model]:
+        raise ValueError(f"{args.space} has a space for {', '.join(foreign)}; --model names {', '.join(args.model)}")
+    plans = {name: experiment(args, name, 0, strict=False) for name in args.model}  # an unknown name is an error here
+    return Study.create(
+        args.study or run_name("tune"),
+        plans,
+        {name: without(read.get(name, PAPER[name]), fixed) for name in plans},
+        pruner=args.pruner or ("none" if args.grid else "halving"),
+        whole_grid=args.grid,
+        seed=args.search_seed,
+    )
+
+
+def _again(args: Namespace) -> str:
+    """How long to search is no property of the study."""
+    times = {"budget": f"{args.budget:g}s" if args.budget else None, "trials": args.trials, "seeds": args.seeds}
+    return "".join(f" --{name} {value}" for name, value in times.items() if value)
+
+
+def _report(study: Study) -> None:
+    facts, found = {}, {}
+    for model in study.models:
+        best, trials = study.best(model), study.records(model)
+        counts = Counter(one.state for one in trials)
+        states = ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+        print(f"{model}: {len(trials)} trials ({states or 'none'}), {sum(one.steps for one in trials):,} steps")
+        if best is None:
+            continue
+        test = f", test {best.test['logloss']:.5f}" if best.test else ""
+        logloss = f"logloss {best.validation['logloss']:.5f}{test}"
+        print(f"  best on validation: {best.name}, {logloss}; {plain(best.parameters)}")
+        print(f"  its run folder: {study.path / 'runs' / best.name}")
+        if shares := importances(study, model):
+            found[model] = shares
+        facts[model] = {"best": best.to_dict(), "importances": shares}
+    steps, total = time_share([*study.records(), *study.records(kind="seeds")])
+    share = steps / max(total, 1e-9)
+    print(f"training steps took {steps:.1f} s of {total:.1f} s, {share:.1%}; the rest evaluated, saved and chose")
+    write_json(study.path / "summary.json", {"models": facts, "training_seconds": steps, "total_seconds": total})
+    if found:
+        with atomic(study.path / "importances.png") as temporary:
+            temporary.write_bytes(draw_importances(found))
+    print(f"study: {study.path}; its tables: fastcross paper --study {study.path}")
+
+
+def paper(args: Namespace) -> int:
+    """The paper's tables from a study, or from runs."""
+    require("paper", "train")  # the figure is drawn with matplotlib
+    if not args.study and not args.runs:
+        raise ValueError("say what to report: --study STUDY, --runs RUN …, or both")
+    results = Results.read(args.study, args.runs)
+    for run in results.unfinished:
+        show(f"{run} is not finished: left out")
+    study = Path(args.study) if args.study else None
+    default = study / "paper" if study and study.is_dir() else Path("paper")
+    page = write_report(args.output or default, results, beside=args.beside, title=args.title)
+    print(page.read_text())
+    print(f"page: {page}")
+    return 0

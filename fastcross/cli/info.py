@@ -1,13 +1,30 @@
-"""fastcross info: the environment, a run or a cache."""
+"""fastcross info and explain: what a run or a cache holds, and which crosses a trained DCN uses."""
 
 from argparse import Namespace
+from collections.abc import Callable, Iterable
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from fastcross.cli.data import plain, print_cache
-from fastcross.cli.printing import print_metrics
-from fastcross.data import Cache
+from fastcross.batch import Batch
+from fastcross.cli.printing import bar, plain, print_cache, print_metrics, show
+from fastcross.data import Cache, read_for_prediction
+from fastcross.explain.decomposition import CrossLogit
+from fastcross.explain.describe import Describer
+from fastcross.explain.explanation import Explanation, explain_example
+from fastcross.explain.explanation import explain as explain_model
+from fastcross.explain.values import dense_edges, drivers
+from fastcross.models.dcn import DCN
 from fastcross.training.processes import describe_environment
-from fastcross.training.run_folder import Run, load_model
+from fastcross.training.run_folder import Run, Trained, load_model
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+
+ROWS_PER_BATCH = 1024  # the pairs of so many rows stay in cache
+BRIEFLY = 64  # batches that `fastcross info` looks at
+Batches = Callable[[], Iterable[Batch]]
 
 
 def info(args: Namespace) -> int:
@@ -33,8 +50,92 @@ def print_run(run: Run) -> None:
         print(f"{name}: {plain(plan[name])}")
     if run.result:
         print_metrics(run.result)
-        from fastcross.cli.explain import print_strongest  # draws, with matplotlib: only where it is needed
-
         print_strongest(load_model(run.path, "cpu"))
     else:
         print(f"continue with: fastcross train --resume {run.path}")
+
+
+def explain(args: Namespace) -> int:
+    """A page with the crosses that the model uses."""
+    from fastcross.explain.page import driver_text, write_page  # with matplotlib, which takes a second to import
+
+    trained = load_model(args.run, "cpu")
+    model = trained.model
+    if not isinstance(model, DCN):
+        raise ValueError(f"explain reads the cross network of a DCN; {args.run} holds a {type(model).__name__}")
+    rows, training = _rows(trained, args.data), _training(trained)
+    if training is None:
+        show(f"the cache {trained.cache} is gone: the fields' means are taken over {args.data}")
+    names = trained.schema.names
+    with bar("explain", None) as progress:
+        explanation = explain_model(model, _counted(rows, progress), training=training, names=names, output=args.class_)
+    describe = Describer(trained.encoder, dense_edges(rows()))
+    crosses = [cross.fields for cross in explanation.strongest(args.top)]
+    pairs = [(names.index(first), names.index(second)) for first, second in crosses]
+    found = drivers(CrossLogit(model, args.class_), rows(), explanation, pairs, describe.edges, describe)
+    told = dict(zip(crosses, found, strict=True))
+    example = _example(rows, args.row)
+    page = write_page(
+        Path(args.output or Path(args.run) / "explanation"),
+        explanation,
+        title=f"What {args.run} learned",
+        drivers=told,
+        example=explain_example(model, example, explanation, output=args.class_),
+        values=describe.row(example),
+        top=args.top,
+    )
+    print_explanation(explanation)
+    for fields, strongest in list(told.items())[:5]:
+        print(f"  {driver_text(fields, strongest[0])}")
+    print(f"page: {page}")
+    return 0
+
+
+def print_strongest(trained: Trained) -> None:
+    """The strongest crosses of a DCN over some of its training rows, where they are still at hand."""
+    training = _training(trained)
+    if isinstance(trained.model, DCN) and trained.model.parallel and training is not None:
+        print_explanation(explain_model(trained.model, lambda: islice(training(), BRIEFLY), names=trained.schema.names))
+
+
+def print_explanation(explanation: Explanation) -> None:
+    """Where the logit comes from, and the five strongest crosses."""
+    shares = ", ".join(f"degree {n} {share:.1%}" for n, share in enumerate(explanation.degrees, start=1))
+    print(f"variance of the logit over {explanation.rows:,} rows: {shares}, deep {explanation.unexplained:.1%}")
+    crosses = ", ".join(f"{' × '.join(cross.fields)} {cross.strength:.3g}" for cross in explanation.strongest(5))
+    print(f"strongest crosses (standard deviation in the logit): {crosses}")
+
+
+def _rows(trained: Trained, data: str | None) -> Batches:
+    """The rows to explain: those of a file, or the test part of the cache (the training part where there is none)."""
+    if data is not None and not Path(data).is_dir():
+        return lambda: read_for_prediction(data, trained.encoder, batch_size=ROWS_PER_BATCH)
+    cache = trained.open_cache(data)
+    part = next(part for part in ("test", "validation", "train") if cache.sizes[part])
+    return lambda: cache.batches(part, ROWS_PER_BATCH)
+
+
+def _training(trained: Trained) -> Batches | None:
+    if not Path(trained.cache).exists():
+        return None
+    cache = trained.open_cache()
+    return lambda: cache.batches("train", ROWS_PER_BATCH)
+
+
+def _counted(rows: Batches, progress: "tqdm[Any]") -> Batches:
+    def batches() -> Iterable[Batch]:
+        for batch in rows():
+            yield batch
+            progress.update(len(batch))
+
+    return batches
+
+
+def _example(rows: Batches, number: int) -> Batch:
+    """Row ``number``, counted from 1, as a batch of its own."""
+    first = 1
+    for batch in rows():
+        if number < first + len(batch):
+            return batch.row(number - first)
+        first += len(batch)
+    raise ValueError(f"--row must be one of the {first - 1:,} rows, from 1; got {number}")

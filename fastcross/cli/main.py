@@ -1,4 +1,4 @@
-"""The fastcross command: runs what arguments.py has parsed, and turns an error into one line on standard error.
+"""The fastcross command: runs what parser.py has parsed, and turns an error into one line on standard error.
 
 Exit codes: 0 done, 1 done but part of the input was lost, 2 an error, 130 interrupted by Ctrl-C.
 """
@@ -11,20 +11,23 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-GROUPS = {"prepare": "data", "convert": "export"}  # the other commands have a file of their own name
+FILES = {  # of the commands that have no file of their own name
+    **{"prepare": "train", "extend": "train", "tune": "compare", "paper": "compare"},
+    **{"evaluate": "predict", "export": "predict", "convert": "predict", "explain": "info"},
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     command, debug = "", False
     try:
         with _leaving_at_once():
-            from fastcross.cli.arguments import parse
+            from fastcross.cli.parser import parse
 
             args = parse(argv)
             command, debug = args.command, args.debug
             args.argv = list(sys.argv[1:] if argv is None else argv)
             run: Callable[..., int] = getattr(
-                importlib.import_module(f"fastcross.cli.{GROUPS.get(command, command)}"), command
+                importlib.import_module(f"fastcross.cli.{FILES.get(command, command)}"), command
             )
         return run(args)
     except KeyboardInterrupt:

@@ -1,25 +1,67 @@
-"""fastcross predict: probabilities for the rows of a file, one row of output for each row of input."""
+"""fastcross evaluate, predict, export and convert: what a trained model is used for."""
 
+import contextlib
+import csv
+import os
+import warnings
 from argparse import Namespace
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet
 
-from fastcross.cli.outputs import check_output, refuse_overwriting
-from fastcross.cli.prediction_file import SUFFIXES, prediction_file
-from fastcross.cli.printing import bars, report_reading, show
+from fastcross.cli.parser import refuse
+from fastcross.cli.printing import bar, bars, print_metrics, report_reading, show
 from fastcross.data import read_for_prediction
 from fastcross.data.prediction_rows import PredictionRows
-from fastcross.training.metrics import predict_batches, probabilities
-from fastcross.training.run_folder import load_model
+from fastcross.files import atomic
+from fastcross.training.metrics import evaluate as evaluate_part
+from fastcross.training.metrics import predict_batches, predict_rows, probabilities
+from fastcross.training.run_folder import Run, load_model, write_json
 
 Array = npt.NDArray[Any]
+SUFFIXES = (".csv", ".parquet", ".npy")  # of predictions
+RUN_FILES = ("config.json", "result.json", "metrics.csv", "encoder/encoder.json")
+
+
+def evaluate(args: Namespace) -> int:
+    """The metrics of a model on a part of its data, on another cache, or on a file."""
+    reads_file = bool(args.data) and not Path(args.data).is_dir()
+    if reads_file:
+        refuse(args, "a file, all rows of which are evaluated", ("part",))
+    else:
+        refuse(args, "a cache, whose rows are known to be good", ("on_error",))
+    lost = False
+    output = check_output(args.output, (".json",), args.run) if args.output else None
+    trained = load_model(args.run)
+    if reads_file:
+        if args.cache:
+            trained.open_cache(args.cache)
+        with bars("evaluate") as progress:
+            rows = read_for_prediction(
+                args.data, trained.encoder, on_error=args.on_error, labelled=True, progress=progress
+            )
+            if output:
+                refuse_overwriting(output, rows.paths)
+            predicted = predict_rows(trained.model, rows)
+        found = {args.data: predicted.summarise(regression=trained.schema.task == "regression")}
+        lost = report_reading(rows)
+    else:
+        cache = trained.open_other_cache(args.data) if args.data else trained.open_cache(args.cache)
+        with bar("evaluate", cache.sizes.get(args.part)) as shown:
+            found = {args.part: evaluate_part(trained.model, cache, args.part, progress=shown.update)}
+    print_metrics(found)
+    if output:
+        write_json(output, found)
+    return 1 if lost else 0
 
 
 def predict(args: Namespace) -> int:
+    """Probabilities for the rows of a file, one row of output for each row of input."""
     output = check_output(args.output, SUFFIXES, args.run)
     if args.id_column and output.suffix == ".npy":
         raise ValueError(f"--id-column has no effect on {output.name}: an array holds numbers alone")
@@ -77,3 +119,165 @@ def _take_ids(rows: PredictionRows, waiting: list[pa.Array], good: Array, number
     places = np.full(len(numbers), -1)
     places[good - numbers[0]] = np.arange(len(good))
     return ids.take(pa.array(places, mask=places < 0))
+
+
+class Writer(Protocol):
+    def write(self, rows: Array, ids: pa.Array | None, probability: Array) -> None:
+        """The next rows: their numbers, their ids, and (n,) or (n, C) probabilities, NaN where a row has none."""
+
+
+@contextlib.contextmanager
+def prediction_file(path: Path, classes: Sequence[str], id_column: str | None = None) -> Iterator[Writer]:
+    """Writes predictions in the format of the file's name; the file is there when the block ends without error.
+
+    CSV and Parquet have the columns `row` (from 1), the id column if there is one, and probabilities: of the second of
+    two classes, else of each; without classes, of a quantity, the column is `prediction`. Where the classes have names
+    of their own, these stand in the columns' names, and a column `class` holds the likeliest one. A row that could not
+    be read has its number and nothing more. NumPy's format holds the numbers alone, (rows,) or (rows, classes), NaN for
+    such a row.
+    """
+    names = _column_names(classes, id_column)
+    with atomic(path) as temporary, contextlib.ExitStack() as stack:
+        if path.suffix == ".npy":
+            array = _ArrayFile(stack.enter_context(open(temporary, "wb")), len(classes))
+            yield array
+            array.finish()
+        elif path.suffix == ".parquet":
+            yield _ParquetFile(temporary, names, classes, stack)
+        else:
+            file = stack.enter_context(open(temporary, "w", newline="", encoding="utf-8"))
+            yield _CsvFile(file, names, classes)
+
+
+def _column_names(classes: Sequence[str], id_column: str | None) -> list[str]:
+    plain = tuple(classes) == ("0", "1")
+    shown = classes[1:] if len(classes) == 2 else classes
+    predicted = ["probability"] if plain else [*(f"probability_{name}" for name in shown), "class"]
+    predicted = predicted if classes else ["prediction"]
+    if id_column in predicted:
+        raise ValueError(f"the id column {id_column} has the name of a column of the output")
+    if id_column is None:
+        return ["row", *predicted]
+    return ["row_number" if id_column == "row" else "row", id_column, *predicted]
+
+
+class _ArrayFile:
+    """An .npy file that grows; its header is written again when the number of rows is known."""
+
+    def __init__(self, file: IO[bytes], num_classes: int) -> None:
+        self.file, self.shape, self.rows = file, () if num_classes in (0, 2) else (num_classes,), 0
+        self._write_header()
+        self.start = file.tell()
+
+    def write(self, rows: Array, ids: pa.Array | None, probability: Array) -> None:
+        self.file.write(np.ascontiguousarray(probability, np.float64).tobytes())
+        self.rows += len(rows)
+
+    def finish(self) -> None:
+        self.file.seek(0)
+        self._write_header()
+        assert self.file.tell() == self.start, "NumPy leaves room in the header for any number of rows"
+
+    def _write_header(self) -> None:
+        description = {"descr": "<f8", "fortran_order": False, "shape": (self.rows, *self.shape)}
+        np.lib.format.write_array_header_1_0(self.file, description)
+
+
+class _ParquetFile:
+    """Opened with the first rows, which tell the type of the ids."""
+
+    def __init__(self, path: Path, names: list[str], classes: Sequence[str], stack: contextlib.ExitStack) -> None:
+        self.path, self.names, self.classes, self.stack = path, names, classes, stack
+        self.file: pyarrow.parquet.ParquetWriter | None = None
+
+    def write(self, rows: Array, ids: pa.Array | None, probability: Array) -> None:
+        columns = [pa.array(rows, pa.int64()), *([ids] if ids is not None else [])]
+        by_class = probability.reshape(len(probability), -1).T
+        columns += [pa.array(column, pa.float64(), from_pandas=True) for column in by_class]
+        if self.names[-1] == "class":
+            columns.append(pa.array(_likeliest(probability, self.classes), pa.string()))
+        table = pa.Table.from_arrays(columns, self.names)
+        if self.file is None:
+            self.file = self.stack.enter_context(pyarrow.parquet.ParquetWriter(self.path, table.schema))
+        self.file.write_table(table)
+
+
+class _CsvFile:
+    def __init__(self, file: IO[str], names: list[str], classes: Sequence[str]) -> None:
+        self.writer, self.names, self.classes = csv.writer(file, lineterminator="\n"), names, classes
+        self.writer.writerow(names)
+
+    def write(self, rows: Array, ids: pa.Array | None, probability: Array) -> None:
+        by_class = probability.reshape(len(probability), -1).T.tolist()
+        columns: list[Iterable[Any]] = [rows.tolist(), *([ids.to_pylist()] if ids is not None else [])]
+        columns += [["" if p != p else f"{p:.9g}" for p in column] for column in by_class]
+        if self.names[-1] == "class":
+            columns.append(_likeliest(probability, self.classes))
+        self.writer.writerows(zip(*columns, strict=True))
+
+
+def _likeliest(probability: Array, classes: Sequence[str]) -> list[str | None]:
+    """The name of each row's likeliest class, None for a row that has no probabilities."""
+    absent = np.isnan(probability if probability.ndim == 1 else probability[:, 0])
+    choice = probability >= 0.5 if probability.ndim == 1 else np.nan_to_num(probability).argmax(axis=1)
+    return [None if missing else classes[int(i)] for i, missing in zip(choice, absent, strict=True)]
+
+
+def export(args: Namespace) -> int:
+    """The model and its encoder in a file for serving."""
+    from fastcross.interop.serving import export_run  # with torch.export, which takes a while to import
+
+    output = check_output(args.output, (".pt2", ".onnx"), args.run)
+    if output.suffix == ".pt2":
+        refuse(args, "a .pt2 file, which takes encoded values always", ("encoded",))
+    trained = load_model(args.run, "cpu")
+    with warnings.catch_warnings():
+        if not args.debug:  # what PyTorch's exporter says of its own code
+            warnings.simplefilter("ignore")
+        exported = export_run(trained.model, trained.encoder, output, encoded=args.encoded)
+    beside = f", its encoder: {exported.encoder}" if exported.encoder else ""
+    show(f"exported: {output}{beside}; its inputs, for any batch size:")
+    ports = (*exported.inputs, exported.output)
+    widths = [
+        max(len(text) for text in texts) for texts in zip(*((p.name, p.type, p.shape) for p in ports), strict=True)
+    ]
+    for port in ports:
+        if port is exported.output:
+            show("its output:")
+        columns = (text.ljust(width) for text, width in zip((port.name, port.type, port.shape), widths, strict=True))
+        show(f"  {'  '.join(columns)}  {port.meaning}")
+    return 0
+
+
+def convert(args: Namespace) -> int:
+    """The checkpoints of a run from one file to shards, or back."""
+    from fastcross.distributed.convert import convert_run  # with torch.distributed.checkpoint
+
+    names = convert_run(Run(args.run), args.to, Path(args.output))
+    show(f"checkpoints {' and '.join(names)}, {args.to}: {args.output}")
+    return 0
+
+
+def check_output(output: str | Path, suffixes: Sequence[str], run: str | Path) -> Path:
+    """The path to write to; a ValueError where that cannot be done, or would overwrite a file of the run.
+
+    Called before the work: an error after minutes of prediction helps nobody.
+    """
+    path = Path(output)
+    if path.suffix not in suffixes:
+        raise ValueError(f"the output must end in {' or '.join(suffixes)}; got {path.name}")
+    if not path.parent.is_dir():
+        raise ValueError(f"there is no folder {path.parent} to write {path.name} to")
+    if path.is_dir():
+        raise ValueError(f"the output must be a file; {path} is a folder")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise ValueError(f"the folder {path.parent} cannot be written to")
+    refuse_overwriting(path, (Path(run) / name for name in RUN_FILES))
+    return path
+
+
+def refuse_overwriting(output: Path, inputs: Iterable[str | Path]) -> None:
+    """Raise where the output is one of the inputs, be it by another name or link."""
+    for file in inputs:
+        if output.exists() and Path(file).exists() and output.samefile(file):
+            raise ValueError(f"the output {output} would overwrite {file}, which is read; choose another file")

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tqdm import tqdm
 
+    from fastcross.data import Cache
+    from fastcross.data.prediction_rows import PredictionRows
+
 
 def show(line: str) -> None:
     """Progress goes to standard error, results to standard output."""
@@ -54,7 +57,7 @@ def bars(name: str | None = None) -> Iterator[Callable[[str, int, int], None]]:
         close()
 
 
-def report_reading(rows: Any) -> bool:
+def report_reading(rows: "PredictionRows") -> bool:
     """What was met in a file that the model had not seen: bad rows that were skipped, values it does not know.
 
     Returns whether a part of the file was lost, of which nobody knows how many rows it held.
@@ -84,3 +87,28 @@ def print_metrics(result: Mapping[str, Any]) -> None:
             f"{result['steps']:,} steps in {result['seconds']:.1f} s, {result['rows_per_second']:,.0f} rows/s; "
             f"{result['parameters']:,} parameters, {result['dense_parameters']:,} without embeddings"
         )
+
+
+def print_cache(cache: "Cache") -> None:
+    schema = cache.schema
+    print(f"cache {cache.path}, made from {', '.join(item['name'] for item in cache.manifest['inputs'])}")
+    configuration = {name: value for name, value in cache.manifest["configuration"].items() if name != "columns"}
+    print(f"made with: {plain(configuration)}; encoder {cache.encoder_fingerprint[:12]}")
+    print(cache.report)
+    if cache.manifest["findings"]:
+        return  # the report has named each column
+    print(f"dense columns ({len(schema.dense_names)}): {', '.join(schema.dense_names)}")
+    for kind, names, cardinalities in (
+        ("categorical", schema.categorical_names, schema.cardinalities),
+        ("multi-valued", schema.bag_names, schema.bag_cardinalities),
+    ):
+        if names:
+            sizes = ", ".join(f"{name} {size:,}" for name, size in zip(names, cardinalities, strict=True))
+            print(f"{kind} columns ({len(names)}) with their cardinalities: {sizes}")
+
+
+def plain(values: Any) -> str:
+    """As in "lr 0.001, epochs 3"; what is None is left out."""
+    if not isinstance(values, Mapping):
+        return str(values)
+    return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)

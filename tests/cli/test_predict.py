@@ -158,8 +158,6 @@ def test_the_output_does_not_overwrite_the_run(run, log, fails):
 
 def test_an_output_that_cannot_be_written_is_an_error_before_the_work(run, log, fails, monkeypatch, tmp_path):
     monkeypatch.setattr("fastcross.cli.predict.load_model", lambda *_: pytest.fail("the model was read"))
-    monkeypatch.setattr("fastcross.cli.evaluate.load_model", lambda *_: pytest.fail("the model was read"))
-    monkeypatch.setattr("fastcross.cli.export.load_model", lambda *_: pytest.fail("the model was read"))
     (tmp_path / "folder.csv").mkdir()
     assert "there is no folder nowhere to write p.csv to" in fails("predict", run, log, "--output", "nowhere/p.csv")
     assert "there is no folder nowhere" in fails("evaluate", run, "--output", "nowhere/m.json")
