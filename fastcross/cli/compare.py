@@ -10,7 +10,7 @@ from typing import Any
 
 from fastcross.cli.printing import bars, plain, show
 from fastcross.cli.train import TRAINING, check_resume, dataset, experiment, given, given_options
-from fastcross.explain.explanation import Cross
+from fastcross.explain.explanation import CrossStrength
 from fastcross.extras import require
 from fastcross.files import atomic
 from fastcross.models import MODELS
@@ -36,7 +36,7 @@ def compare(args: Namespace) -> int:
     _check_folder(folder, args)
     with bars() as progress:
         cache, optimum = dataset(args).open(show, progress=progress)
-    crosses: list[Cross] = []
+    crosses: list[CrossStrength] = []
     if finder:
         show("dcn without a deep network, to find crosses")
         crosses = find_crosses(finder, folder / "crosses", (cache, optimum), args.auto_crosses, show)

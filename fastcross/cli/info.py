@@ -10,10 +10,9 @@ from fastcross.batch import Batch
 from fastcross.cli.printing import bar, plain, print_cache, print_metrics, show
 from fastcross.data import Cache, read_for_prediction
 from fastcross.explain.decomposition import CrossLogit
-from fastcross.explain.describe import Describer
-from fastcross.explain.explanation import Explanation, explain_example
+from fastcross.explain.explanation import Explanation, Speller, dense_edges, drivers, explain_example
 from fastcross.explain.explanation import explain as explain_model
-from fastcross.explain.values import dense_edges, drivers
+from fastcross.explain.page import driver_text, write_page
 from fastcross.models.dcn import DCN
 from fastcross.training.processes import describe_environment
 from fastcross.training.run_folder import Run, Trained, load_model
@@ -57,8 +56,6 @@ def print_run(run: Run) -> None:
 
 def explain(args: Namespace) -> int:
     """A page with the crosses that the model uses."""
-    from fastcross.explain.page import driver_text, write_page  # with matplotlib, which takes a second to import
-
     trained = load_model(args.run, "cpu")
     model = trained.model
     if not isinstance(model, DCN):
@@ -69,10 +66,10 @@ def explain(args: Namespace) -> int:
     names = trained.schema.names
     with bar("explain", None) as progress:
         explanation = explain_model(model, _counted(rows, progress), training=training, names=names, output=args.class_)
-    describe = Describer(trained.encoder, dense_edges(rows()))
+    spell = Speller(trained.encoder, dense_edges(rows()))
     crosses = [cross.fields for cross in explanation.strongest(args.top)]
     pairs = [(names.index(first), names.index(second)) for first, second in crosses]
-    found = drivers(CrossLogit(model, args.class_), rows(), explanation, pairs, describe.edges, describe)
+    found = drivers(CrossLogit(model, args.class_), rows(), explanation, pairs, spell.edges, spell)
     told = dict(zip(crosses, found, strict=True))
     example = _example(rows, args.row)
     page = write_page(
@@ -81,7 +78,7 @@ def explain(args: Namespace) -> int:
         title=f"What {args.run} learned",
         drivers=told,
         example=explain_example(model, example, explanation, output=args.class_),
-        values=describe.row(example),
+        values=spell.row(example),
         top=args.top,
     )
     print_explanation(explanation)

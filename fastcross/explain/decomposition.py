@@ -15,8 +15,6 @@ just those fields. At the fields' means over the data a pair is what the two fie
 average: for independent fields the functional ANOVA of all terms that are linear in each field.
 """
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -144,11 +142,3 @@ def pair_effects(logit: CrossLogit, t: Tensor, baseline: Tensor, main: Tensor, c
         alpha.mul_(factor).add_(logit.constant + constant).sub_(alone[f + 1 :]).sub_(alone[f])
         first += k - f - 1
     return result
-
-
-def field_names(names: Sequence[str] | None, fields: int) -> list[str]:
-    """The names of the fields in the order of x0; their numbers where none are given."""
-    chosen = [str(i) for i in range(fields)] if names is None else list(names)
-    if len(chosen) != fields:
-        raise ValueError(f"names must name {fields} fields; got {len(chosen)}")
-    return chosen

@@ -1,35 +1,39 @@
-"""Which crosses a trained DCN uses: the strength of every pair of fields over a data set, and one example's logit.
+"""Which crosses a trained DCN uses: every pair of fields over a data set, the values behind it, one example's logit.
 
 Everything is measured in the logit. Each field's mean over the training data is taken out first, so that what a field
 does by itself is a main effect and not a cross with every other field (see decomposition.py). The deep network's part
 is reported as what it is: unexplained.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from fastcross.batch import Batch
-from fastcross.explain.decomposition import (
-    CrossLogit,
-    field_names,
-    main_effects,
-    pair_effects,
-    pairs_of,
-    set_effects,
-)
+from fastcross.data.encoder import Encoder
+from fastcross.data.vocabulary import Vocabulary
+from fastcross.explain.decomposition import CrossLogit, main_effects, pair_effects, pairs_of, set_effects
 from fastcross.models.dcn import DCN
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Floats = npt.NDArray[np.float64]
 LEAST_SHARE = 1e-12  # of the variance, below which a part is rounding
+BINS = 10  # a dense field's values are told apart by tenths of the rows
+ROWS = 200_000  # at most so many are looked at for values: enough for shares of a tenth of a percent
+
+# (field, key) -> the value as a person would write it; a key is an id, the number of a bin, or a bag's ids as a tuple.
+Spell = Callable[[int, object], str]
 
 
-class Cross(NamedTuple):
+class CrossStrength(NamedTuple):
     """A pair of fields, the standard deviation of what they do together, and its square as a share of the logit's."""
 
     fields: tuple[str, str]
@@ -42,6 +46,14 @@ class Part(NamedTuple):
 
     fields: tuple[str, ...]
     effect: float
+
+
+class Driver(NamedTuple):
+    """One combination of two values, what it adds to the logit as a cross, and the share of the rows that have it."""
+
+    values: tuple[str, str]
+    effect: float
+    share: float
 
 
 @dataclass(frozen=True)
@@ -63,28 +75,47 @@ class Explanation:
     unexplained: float
     deviation: float
 
-    def strongest(self, top: int = 10) -> list[Cross]:
+    def strongest(self, top: int = 10) -> list[CrossStrength]:
         """The strongest pairs, strongest first."""
         f, g = pairs_of(len(self.names)).T
         strength = self.pairs[f, g]
         order = strength.argsort(descending=True, stable=True)[:top].tolist()
         variance = max(self.deviation**2, LEAST_SHARE)
         return [
-            Cross((self.names[f[i]], self.names[g[i]]), float(strength[i]), float(strength[i] ** 2) / variance)
+            CrossStrength((self.names[f[i]], self.names[g[i]]), float(strength[i]), float(strength[i] ** 2) / variance)
             for i in order
         ]
 
     def plot_pairs(self) -> "Figure":
         """The heat map of the pairs."""
-        from fastcross.explain.plots import heat_map  # with matplotlib, which is slow to import
+        from matplotlib.figure import Figure  # which is slow to import; without pyplot, which looks for a display
 
-        return heat_map(self.names, self.pairs)
+        k = len(self.names)
+        size = min(14.0, 4 + 0.2 * k)
+        figure = Figure(figsize=(size + 1, size), layout="constrained")
+        axes = figure.subplots()
+        image = axes.imshow(self.pairs.numpy(), cmap="viridis")
+        axes.set_xticks(range(k), self.names, rotation=90, fontsize=8)
+        axes.set_yticks(range(k), self.names, fontsize=8)
+        axes.set_title("Strength of the crosses of two fields (in the logit)")
+        figure.colorbar(image, ax=axes, shrink=0.8, label="standard deviation of the interaction")
+        return figure
 
     def plot_degrees(self) -> "Figure":
-        """The share of the variance by degree."""
-        from fastcross.explain.plots import degree_bars
+        """The share of the variance by degree, and the deep network's."""
+        from matplotlib.figure import Figure
 
-        return degree_bars(self.degrees, self.unexplained)
+        labels = [*(f"degree {n}" for n, _ in enumerate(self.degrees, start=1)), "deep network\n(unexplained)"]
+        shares = [*self.degrees, self.unexplained]
+        figure = Figure(figsize=(7, 0.5 * len(shares) + 1.2), layout="constrained")
+        axes = figure.subplots()
+        bars = axes.barh(labels, shares, color=[*["tab:blue"] * len(self.degrees), "tab:gray"])
+        axes.bar_label(bars, [f"{share:.1%}" for share in shares], padding=3)
+        axes.invert_yaxis()
+        axes.axvline(0, color="black", linewidth=0.8)
+        axes.margins(x=0.15)
+        axes.set(xlabel="share of the logit's variance (covariance with the logit)", title="Where the logit comes from")
+        return figure
 
 
 def explain(
@@ -106,9 +137,11 @@ def explain(
         output: which of the model's outputs.
     """
     logit = CrossLogit(model, output)
-    labels = field_names(names, logit.fields)
-    baseline = mean_projections(logit, training or batches)
     k, layers = logit.fields, len(logit.c)
+    labels = [str(i) for i in range(k)] if names is None else list(names)
+    if len(labels) != k:
+        raise ValueError(f"names must name {k} fields; got {len(labels)}")
+    baseline = _mean_projections(logit, training or batches)
     rows, main_moments, pair_moments = 0, _Moments(k), _Moments(k * (k - 1) // 2)
     parts = _Covariance(layers + 2)  # the degrees 1, …, L + 1, then the deep network
     for batch in batches():
@@ -126,7 +159,7 @@ def explain(
     return Explanation(labels, baseline, rows, main_moments.deviation(), pairs, shares[:-1], shares[-1], deviation)
 
 
-def mean_projections(logit: CrossLogit, batches: Callable[[], Iterable[Batch]]) -> Tensor:
+def _mean_projections(logit: CrossLogit, batches: Callable[[], Iterable[Batch]]) -> Tensor:
     """(k, L + 1): the fields' mean t."""
     total, rows = torch.zeros(()), 0
     for batch in batches():
@@ -229,3 +262,128 @@ def _deep_part(model: DCN, logit: CrossLogit, batch: Batch, t: Tensor, output: i
 
 def _sorted(parts: Iterable[tuple[tuple[str, ...], float]]) -> list[Part]:
     return [Part(*part) for part in sorted(parts, key=lambda part: -abs(part[1]))]
+
+
+def dense_edges(batches: Iterable[Batch], bins: int = BINS) -> Floats:
+    """(num_dense, bins - 1): where each dense field's bins meet, with about as many rows in each."""
+    seen: list[Floats] = []
+    rows = 0
+    for batch in batches:
+        seen.append(batch.dense.double().numpy())
+        rows += len(batch)
+        if rows >= ROWS:
+            break
+    return np.quantile(np.concatenate(seen), np.arange(1, bins) / bins, axis=0).T
+
+
+def drivers(
+    logit: CrossLogit,
+    batches: Iterable[Batch],
+    explanation: Explanation,
+    pairs: Sequence[tuple[int, int]],
+    edges: Floats,
+    spell: Spell,
+    *,
+    top: int = 3,
+) -> list[list[Driver]]:
+    """For each pair the combinations of values with the most of its variance: effect² · share, largest first."""
+    keys = _Keys(logit, edges)
+    seen: list[npt.NDArray[np.int64]] = []  # (pairs, rows): both keys in one number
+    effects: list[Floats] = []
+    rows = 0
+    for batch in batches:
+        of_field = {field: keys.of(batch, field) for field in sorted({field for pair in pairs for field in pair})}
+        seen.append(np.stack([of_field[f] << _HALF | of_field[g] for f, g in pairs]))
+        found = set_effects(logit, logit.projections(batch), explanation.baseline, torch.tensor(pairs))
+        effects.append(found.numpy().T)
+        rows += len(batch)
+        if rows >= ROWS:
+            break
+    told = []
+    for pair, codes, values in zip(pairs, np.concatenate(seen, 1), np.concatenate(effects, 1), strict=True):
+        combinations, place, counts = np.unique(codes, return_inverse=True, return_counts=True)
+        total = np.bincount(place, weights=values)
+        best = np.argsort(-(total**2) / counts, kind="stable")[:top]
+        some = []
+        for i in best:
+            first, second = keys.split(combinations[i], pair)
+            both = (spell(pair[0], first), spell(pair[1], second))
+            some.append(Driver(both, float(total[i] / counts[i]), float(counts[i] / rows)))
+        told.append(some)
+    return told
+
+
+_HALF = 32  # bits of a key: ids, numbers of bins and of bags are below 2³¹
+
+
+class _Keys:
+    """What tells the rows' values of a field apart, as numbers; a bag's ids are numbered as they come."""
+
+    def __init__(self, logit: CrossLogit, edges: Floats) -> None:
+        self.single, self.tables, self.edges = logit.embedding.num_single, len(logit.tables), edges
+        self.bags: dict[int, dict[tuple[int, ...], int]] = {}
+
+    def of(self, batch: Batch, field: int) -> npt.NDArray[np.int64]:
+        if field < self.single:
+            return batch.categorical[:, field].long().numpy()
+        if field >= self.tables:
+            column = field - self.tables
+            return np.searchsorted(self.edges[column], batch.dense[:, column].double().numpy(), side="right")
+        bag, numbers = batch.bags[field - self.single], self.bags.setdefault(field, {})
+        values, starts = bag.values.tolist(), [*bag.offsets.tolist(), len(bag.values)]
+        rows = (tuple(values[low:high]) for low, high in itertools.pairwise(starts))
+        return np.array([numbers.setdefault(ids, len(numbers)) for ids in rows], np.int64)
+
+    def split(self, code: np.int64, pair: tuple[int, int]) -> tuple[object, object]:
+        """Both keys, as ``spell`` knows them."""
+        first, second = int(code) >> _HALF, int(code) & ((1 << _HALF) - 1)
+        return self._named(pair[0], first), self._named(pair[1], second)
+
+    def _named(self, field: int, key: int) -> object:
+        return list(self.bags[field])[key] if field in self.bags else key
+
+
+class Speller:
+    """A :data:`Spell` by the encoder that made the ids, for the fields in the order of x0."""
+
+    def __init__(self, encoder: Encoder, edges: Floats) -> None:
+        self.schema, self.ids, self.edges = encoder.schema, (*encoder.categorical, *encoder.bags), edges
+        self.transforms, self.standardise = encoder.columns.transforms, encoder.standardise
+
+    def __call__(self, field: int, key: object) -> str:
+        single = len(self.schema.cardinalities)
+        if field < single:
+            return self._value(field, int(key))  # type: ignore[call-overload]
+        if field < len(self.ids):
+            assert isinstance(key, tuple)
+            return "{" + ", ".join(self._value(field, each) for each in key) + "}"
+        return self._range(field - len(self.ids), int(key))  # type: ignore[call-overload]
+
+    def row(self, batch: Batch) -> dict[str, str]:
+        """The values of a batch's only row, by field."""
+        single = [self._value(f, int(i)) for f, i in enumerate(batch.categorical[0].tolist())]
+        bags = [self(len(single) + i, tuple(bag.values.tolist())) for i, bag in enumerate(batch.bags)]
+        dense = [f"{self._raw(i, value):.4g}" for i, value in enumerate(batch.dense[0].tolist())]
+        return dict(zip(self.schema.names, (*single, *bags, *dense), strict=True))
+
+    def _value(self, field: int, key: int) -> str:
+        ids = self.ids[field]
+        if not isinstance(ids, Vocabulary):
+            return f"#{key}" if key else "(missing)"
+        if key == 0:
+            return "(rare)"
+        text = ids.values[key - 1].as_py()
+        return "(missing)" if text is None else str(text)
+
+    def _range(self, column: int, key: int) -> str:
+        """A dense field's bin between two edges; several edges may meet in one value."""
+        low = self._raw(column, self.edges[column, key - 1]) if key else None
+        high = self._raw(column, self.edges[column, key]) if key < self.edges.shape[1] else None
+        if low is None:
+            return f"below {high:.4g}"
+        return f"{low:.4g} and above" if high is None else f"{low:.4g} to {high:.4g}"
+
+    def _raw(self, column: int, value: float) -> float:
+        """What stood in the table: the transform of a dense column undone."""
+        x = value / float(self.standardise.scale[column] or 1) + float(self.standardise.mean[column])
+        return float(np.sign(x) * np.expm1(abs(x))) if self.transforms[column] == "log" else x

@@ -8,14 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastcross.explain import plots
-from fastcross.explain.explanation import Explanation, Part
-from fastcross.explain.values import Driver
+from fastcross.explain.explanation import Driver, Explanation, Part
 from fastcross.files import atomic
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+BARS = 12  # of the example's figure, before the rest is drawn as one
 _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 62rem; padding: 0 1rem; color: #222; }
 h1 { font-size: 1.6rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; }
@@ -45,7 +44,7 @@ def write_page(
     folder.mkdir(parents=True, exist_ok=True)
     figures = {"degrees": explanation.plot_degrees(), "pairs": explanation.plot_pairs()}
     if example:
-        figures["example"] = plots.waterfall(example, dict(values or {}))
+        figures["example"] = _waterfall(example, values or {})
     images = {name: _save(figure, folder / f"{name}.png") for name, figure in figures.items()}
     strongest = explanation.strongest(len(explanation.names) ** 2)
     _write_csv(
@@ -115,3 +114,36 @@ def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[object
         writer = csv.writer(file)
         writer.writerow(header)
         writer.writerows(rows)
+
+
+def _waterfall(parts: Sequence[Part], values: Mapping[str, str]) -> "Figure":
+    """One example's logit, part by part; ``values`` are the fields', as a person would write them."""
+    from matplotlib.figure import Figure  # which is slow to import; without pyplot, which looks for a display
+
+    (_, constant), *rest = parts
+    ranked = sorted(rest, key=lambda part: -abs(part[1]))
+    shown, others = ranked[:BARS], sum(effect for _, effect in ranked[BARS:])
+    steps = [("constant", constant), *((_label(fields, values), effect) for fields, effect in shown)]
+    steps.append((f"{len(ranked) - len(shown)} smaller parts", others))
+    figure = Figure(figsize=(9, 0.4 * len(steps) + 1.5), layout="constrained")
+    axes = figure.subplots()
+    at = 0.0
+    for row, (_, effect) in enumerate(steps):
+        axes.barh(row, effect, left=at, color="tab:gray" if row == 0 else "tab:red" if effect > 0 else "tab:blue")
+        axes.text(max(at, at + effect), row, f" {effect:+.3f}", va="center", fontsize=8)
+        at += effect
+    axes.axvline(at, color="black", linestyle=":", label=f"logit {at:+.3f}")
+    axes.set_yticks(range(len(steps)), [label for label, _ in steps], fontsize=8)
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
+    axes.set(xlabel="logit", title="One example's logit")
+    return figure
+
+
+def _label(fields: tuple[str, ...], values: Mapping[str, str]) -> str:
+    if fields == ("…",):
+        return "crosses of four fields and more"
+    if fields == ("deep",):
+        return "deep network (unexplained)"
+    return " × ".join(f"{field} = {values[field]}" if field in values else field for field in fields)

@@ -13,7 +13,7 @@ import torch
 
 from fastcross.data import Cache
 from fastcross.explain.decomposition import pairs_of
-from fastcross.explain.explanation import Cross, explain
+from fastcross.explain.explanation import CrossStrength, explain
 from fastcross.models.dcn import DCN
 from fastcross.training.experiment import Experiment
 from fastcross.training.input import Opened, Show
@@ -30,7 +30,7 @@ def cross_finder(experiment: Experiment) -> Experiment:
     return replace(experiment, options={**options, "deep_layers": []})
 
 
-def find_crosses(finder: Experiment, folder: Path | str, opened: Opened, top: int, show: Show) -> list[Cross]:
+def find_crosses(finder: Experiment, folder: Path | str, opened: Opened, top: int, show: Show) -> list[CrossStrength]:
     """The strongest pairs of categorical fields, strongest first, by a run of ``finder`` in ``folder``."""
     names = opened[0].schema.categorical_names
     if len(names) < 2:
@@ -41,7 +41,7 @@ def find_crosses(finder: Experiment, folder: Path | str, opened: Opened, top: in
     strengths, deviation, fields = _strengths(model, opened[0])
     rank = {(fields[f], fields[g]): float(strengths[f, g]) for f, g in pairs_of(len(fields)).tolist()}
     ordered = sorted(combinations(names, 2), key=lambda pair: -rank[pair])[:top]
-    return [Cross(pair, rank[pair], (rank[pair] / max(deviation, 1e-12)) ** 2) for pair in ordered]
+    return [CrossStrength(pair, rank[pair], (rank[pair] / max(deviation, 1e-12)) ** 2) for pair in ordered]
 
 
 def _strengths(model: DCN, cache: Cache) -> tuple[torch.Tensor, float, list[str]]:

@@ -9,9 +9,8 @@ import torch
 from fastcross import DCN
 from fastcross.batch import Bag, Batch
 from fastcross.explain.decomposition import CrossLogit, pairs_of, set_effects
-from fastcross.explain.explanation import explain, explain_example, matrix_crosses
+from fastcross.explain.explanation import Driver, dense_edges, drivers, explain, explain_example, matrix_crosses
 from fastcross.explain.page import driver_text, write_page
-from fastcross.explain.values import Driver, dense_edges, drivers
 
 NAMES = ["colour", "size", "tags", "price"]
 
