@@ -3,21 +3,36 @@
 Lazy: a row that no example of the batch names keeps its value and its moments, so a step costs the same however high
 the tables are. Adam's bias correction counts all steps, like :class:`torch.optim.SparseAdam`; a table whose rows are
 all in every batch is updated exactly as :class:`torch.optim.Adam` would, and likewise with AdamW and Adagrad.
+
+All tables are updated by one launch. On other devices than the CPU a step does not wait for the device. With
+``capturable=True`` it can be captured in a CUDA graph: the learning rate and the number of the step are then tensors on
+the device. (``Optimizer.set_lr`` and PyTorch's schedulers write to such a rate in place; a number assigned to
+``group["lr"]`` would not reach a captured step.)
+
+A sparse gradient has two forms here. On the CPU it is compact: distinct rows, ascending. On other devices, where to
+count rows is to wait, it has as many entries as the batch had ids: ascending rows that may repeat, the sum of a row at
+its first entry, its head, and zeros at the others. The norm of its values is that of the compact one, and
+``coalesce()`` makes that of it. The embedding operator makes this form, and says so by :func:`mark_heads`; a gradient
+of another origin (two backward passes that were added, ``F.embedding(sparse=True)``) is brought into it by a sort on
+the device.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastcross.gradients import clip, clip_grad_norm, gradients
+from fastcross.kernels.fixed_rows import sum_rows
+from fastcross.kernels.row_updates import Rows, has_heads, mark_heads
 from fastcross.layers.embedding import EmbeddingStack
-from fastcross.row_optimizers import RowAdagrad, RowAdam, RowOptimizer, RowSGD, call
+from fastcross.ops import backends, row_updates
 
 __all__ = ["OPTIMIZERS", "Optimizer", "RowAdagrad", "RowAdam", "RowSGD", "clip_grad_norm", "configure"]
 
 WEIGHT_DECAY = 0.01  # of AdamW, as torch.optim's own
+NUMBERS = {"lr", "step"}  # what a step reads of its group that changes from step to step
 
 
 def configure(
@@ -32,7 +47,7 @@ def configure(
     """An optimiser for all trainable parameters of ``model``; its tables have sparse gradients from now on.
 
     Args:
-        model: tables of its :class:`~fastcross.embedding.EmbeddingStack` layers are updated lazily, the rest as usual.
+        model: tables of its :class:`EmbeddingStack` layers are updated lazily, the rest as usual.
         lr: the learning rate.
         name: "adam", "adamw" (a weight decay of 0.01), "adagrad", "rowwise_adagrad" (which keeps one number for each
             row of a table; Adagrad for the layers) or "sgd".
@@ -96,7 +111,7 @@ class Optimizer(torch.optim.Optimizer):
             part.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = call(closure)
+        loss = _call(closure)
         for part in self.parts:
             part.step()
         return loss
@@ -143,6 +158,210 @@ class Optimizer(torch.optim.Optimizer):
                 group["lr"] = old["lr"].fill_(group["lr"])
 
 
+class RowOptimizer(torch.optim.Optimizer):
+    """Updates the rows that have a gradient, and what it keeps of them; a subclass says how.
+
+    Args:
+        backend: "auto" takes the kernels of the tables' device, "torch" PyTorch's own operators.
+        capturable: whether the learning rate and the number of the step are kept on the device.
+    """
+
+    kept: tuple[str, ...] = ()  # names of what is kept of each table
+    options: tuple[str, ...] = ("backend", "capturable")  # names of what an optimiser is, beside its groups
+    backend, capturable = "auto", False
+
+    def __init__(
+        self, tables: Iterable[Tensor], defaults: dict[str, Any], backend: str = "auto", capturable: bool = False
+    ) -> None:
+        backends.check(backend)
+        self.backend, self.capturable = backend, capturable
+        super().__init__(tables, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles; PyTorch's own would leave the options out."""
+        return super().__getstate__() | {name: getattr(self, name) for name in self.options}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self._place(self.param_groups[-1])
+
+    def _place(self, group: dict[str, Any]) -> None:
+        """Where a captured step reads the rate and the number of the step: on the device of the tables."""
+        table = group["params"][0]
+        for name in NUMBERS & group.keys():
+            if self.capturable and not isinstance(group[name], Tensor):
+                dtype = torch.promote_types(table.dtype, torch.float32)
+                group[name] = torch.full((), group[name], dtype=dtype, device=table.device)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        loss = _call(closure)
+        with torch.no_grad():
+            # All groups are read before the first is written: a gradient or moment that does not fit changes nothing.
+            found = [(group, self._read(group["params"])) for group in self.param_groups]
+            for group, entries in found:
+                if "step" in group:
+                    group["step"] += 1
+                # Tables of one dtype and device are updated together.
+                together: dict[tuple[str, torch.dtype, torch.device], list[Any]] = {}
+                for table, backend, rows, moments in entries:
+                    together.setdefault((backend, table.dtype, table.device), []).append((table, moments, rows))
+                for (backend, *_), chosen in together.items():
+                    self._update(backend, group, *map(list, zip(*chosen, strict=True)))
+                for table, *_ in entries:
+                    # For autograd, which would not notice that a kernel wrote to it.
+                    torch.autograd.graph.increment_version(table)
+        return loss
+
+    def _update(
+        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+    ) -> None:
+        raise NotImplementedError
+
+    def _read(self, parameters: list[Tensor]) -> list[tuple[Tensor, str, Rows, tuple[Tensor, ...]]]:
+        """The tables whose gradients have rows, each with its backend, these rows and what is kept of it."""
+        having = [(table, self._backend(table)) for table in parameters if table.grad is not None]
+        # The CPU's kernels take each row they are given for another one.
+        found = [(table, backend, rows_of(table, is_compact=backend == "cpu")) for table, backend in having]
+        return [(table, backend, rows, self.moments(table)) for table, backend, rows in found if len(rows[0])]
+
+    def _backend(self, table: Tensor) -> str:
+        """Whose kernels a table goes to; they take contiguous ones."""
+        return backends.choose(self.backend, table) if table.is_contiguous() else "torch"
+
+    def _lr(self, group: dict[str, Any]) -> float | Tensor:
+        return group["lr"] if self.capturable else float(group["lr"])
+
+    def moments(self, table: Tensor) -> tuple[Tensor, ...]:
+        """What is kept of a table, Adam's (m, v) for example; zeros before its first step."""
+        if not self.kept:
+            return ()
+        state, like = self.state[table], self._like(table)
+        if not state:
+            state.update({name: _zeros(like) for name in self.kept})
+        for name in self.kept:
+            moment = state.get(name)
+            if not isinstance(moment, Tensor) or not _is_like(moment, like):
+                raise ValueError(
+                    f"{name} must be like its table, {_kind(like)}; got {_kind(moment)}: "
+                    "a table that was replaced needs a new optimiser"
+                )
+            state[name] = moment.contiguous()  # an expanded one has less memory than rows
+        return tuple(state[name] for name in self.kept)
+
+    def _like(self, table: Tensor) -> Tensor:
+        """What each of the kept tensors resembles in shape, dtype and device."""
+        return table
+
+    def state_dict(self) -> dict[str, Any]:
+        """The same whether the numbers are on the device or not."""
+        state = super().state_dict()
+        for group in state["param_groups"]:
+            group.update({name: group[name].item() for name in NUMBERS if isinstance(group.get(name), Tensor)})
+            if "step" in group:
+                group["step"] = int(group["step"])
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Takes the state or, where a moment does not fit its table, raises and leaves everything as it was."""
+        before = self.state, self.param_groups
+        super().load_state_dict(state_dict)
+        try:
+            for table in list(self.state):
+                self.moments(table)
+        except ValueError:
+            self.state, self.param_groups = before
+            raise
+        for group in self.param_groups:
+            self._place(group)
+
+
+class RowAdam(RowOptimizer):
+    """Adam on the rows that have a gradient: m += (1-β₁)(g-m), v += (1-β₂)(g²-v), w -= lr m̂ / (√v̂ + ε).
+
+    With a ``weight_decay`` AdamW, lazy like the rest: before a step, w -= lr weight_decay w on the rows of the batch
+    alone. A row that is rare therefore decays as rarely, where :class:`torch.optim.AdamW` would let it fade between its
+    batches, at the cost of the whole table in every step.
+    """
+
+    kept = ("exp_avg", "exp_avg_sq")
+
+    def __init__(
+        self,
+        tables: Iterable[Tensor],
+        lr: float = 0.001,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        backend: str = "auto",
+        capturable: bool = False,
+    ) -> None:
+        if not (lr >= 0 and eps >= 0 and all(0 <= beta < 1 for beta in betas)):
+            raise ValueError(f"lr and eps must be at least 0 and betas in [0, 1); got {lr}, {eps} and {betas}")
+        if not weight_decay >= 0:
+            raise ValueError(f"weight_decay must be at least 0; got {weight_decay}")
+        options = {"lr": lr, "betas": betas, "eps": eps, "step": 0, "weight_decay": weight_decay}
+        super().__init__(tables, options, backend, capturable)
+
+    def _update(
+        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+    ) -> None:
+        options = self._lr(group), tuple(group["betas"]), group["eps"], group["step"]
+        # A state that was saved before there was a decay has none.
+        row_updates.adam_rows(backend, tables, moments, rows, *options, weight_decay=group.get("weight_decay", 0.0))
+
+
+class RowAdagrad(RowOptimizer):
+    """Adagrad on the rows that have a gradient: s += g², w -= lr g / (√s + ε).
+
+    ``row_wise`` keeps one s for each row in place of one for each element, s += mean(g²): a table's state then is one
+    column, where Adam keeps two more tables.
+    """
+
+    kept = ("sum",)
+    options = (*RowOptimizer.options, "row_wise")
+
+    def __init__(
+        self,
+        tables: Iterable[Tensor],
+        lr: float = 0.01,
+        eps: float = 1e-10,
+        row_wise: bool = False,
+        *,
+        backend: str = "auto",
+        capturable: bool = False,
+    ) -> None:
+        if not (lr >= 0 and eps >= 0):
+            raise ValueError(f"lr and eps must be at least 0; got {lr} and {eps}")
+        super().__init__(tables, {"lr": lr, "eps": eps}, backend, capturable)
+        self.row_wise = row_wise
+
+    def _like(self, table: Tensor) -> Tensor:
+        return table[:, 0] if self.row_wise else table
+
+    def _update(
+        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+    ) -> None:
+        sums = [kept[0] for kept in moments]
+        row_updates.adagrad_rows(backend, tables, sums, rows, self._lr(group), group["eps"], self.row_wise)
+
+
+class RowSGD(RowOptimizer):
+    """w -= lr g on the rows that have a gradient."""
+
+    def __init__(
+        self, tables: Iterable[Tensor], lr: float = 0.001, *, backend: str = "auto", capturable: bool = False
+    ) -> None:
+        if not lr >= 0:
+            raise ValueError(f"lr must be at least 0; got {lr}")
+        super().__init__(tables, {"lr": lr}, backend, capturable)
+
+    def _update(
+        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+    ) -> None:
+        row_updates.sgd_rows(backend, tables, rows, self._lr(group))
+
+
 def _adamw_rows(tables: Iterable[Tensor], lr: float, **options: Any) -> RowAdam:
     return RowAdam(tables, lr, weight_decay=WEIGHT_DECAY, **options)
 
@@ -159,3 +378,125 @@ OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], Callable[..., 
     "rowwise_adagrad": (torch.optim.Adagrad, _rowwise_adagrad_rows),
     "sgd": (torch.optim.SGD, RowSGD),
 }
+
+
+@torch.no_grad()
+def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
+    """Scales all gradients so that their global norm is at most ``max_norm``; returns the norm before.
+
+    A table's gradient counts once per row, after the sum over the examples that share the row. Where the norm is not
+    finite, finite gradients become 0 and all others NaN.
+    """
+    return clip(gradients(model.parameters()), max_norm)
+
+
+def clip(values: list[Tensor], max_norm: float) -> Tensor:
+    norm = nn.utils.get_total_norm(values)
+    scale_gradients(values, norm, max_norm)
+    return norm
+
+
+def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """What the parameters' gradients hold; of sparse ones the values, with the sum of each row once."""
+    values = []
+    for parameter in parameters:
+        if parameter.grad is not None:
+            if parameter.grad.is_sparse:
+                parameter.grad = summed(parameter.grad)
+            values.append(parameter.grad._values() if parameter.grad.is_sparse else parameter.grad)
+    return values
+
+
+def scale_gradients(values: list[Tensor], norm: Tensor, max_norm: float) -> None:
+    """Multiplies gradients of this norm by min(1, max_norm / norm), and by 0 where the norm is infinite or NaN.
+
+    Then finite gradients become 0, so that none passes unclipped, and all others NaN, so that a caller can still find
+    the first of them.
+    """
+    if values and max_norm < float("inf"):
+        # Without a look at the norm, which would wait for the device; min(1, …) leaves small gradients as they are.
+        factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).nan_to_num(nan=0.0)
+        torch._foreach_mul_(values, factor)
+
+
+def summed(gradient: Tensor) -> Tensor:
+    """A sparse gradient with the sum of each row once, in ascending order.
+
+    PyTorch forgets that a gradient is coalesced when it puts it into ``.grad``, and would sort it again; a look at the
+    rows is all that most need, or at the mark.
+    """
+    if has_heads(gradient):
+        return gradient
+    if _is_ascending(gradient):
+        return gradient if gradient.is_coalesced() else _sparse(gradient, is_coalesced=True)
+    if gradient.is_cpu or gradient.sparse_dim() != 1:
+        return _sparse(gradient, is_coalesced=False).coalesce()
+    rows, sums = sum_rows(gradient._indices()[0], gradient._values())
+    values = sums.to(gradient.dtype)
+    mark_heads(rows, values)
+    contents = rows.unsqueeze(0), values, gradient.shape
+    return torch.sparse_coo_tensor(*contents, check_invariants=False, is_coalesced=False)
+
+
+def _is_ascending(gradient: Tensor) -> bool:
+    """Whether the rows of a sparse gradient are distinct and in order: on a CPU by a look, elsewhere by their mark.
+
+    Raises where the look finds a row that is not there.
+    """
+    rows = gradient._indices()
+    if gradient.sparse_dim() != 1 or not rows.is_cpu:
+        return gradient.is_coalesced()
+    numbers = rows[0].numpy()
+    is_ascending = bool((numbers[1:] > numbers[:-1]).all())
+    if len(numbers):
+        # Before anything sorts them: PyTorch's own coalesce() writes out of bounds for rows that are not there.
+        ends = (numbers[0], numbers[-1]) if is_ascending else (numbers.min(), numbers.max())
+        for bad in (end for end in ends if not 0 <= end < gradient.shape[0]):
+            raise ValueError(f"a gradient must name rows 0 to {gradient.shape[0] - 1} of its table; got row {bad}")
+    return is_ascending
+
+
+def _sparse(gradient: Tensor, is_coalesced: bool) -> Tensor:
+    contents = gradient._indices(), gradient._values(), gradient.shape
+    return torch.sparse_coo_tensor(*contents, check_invariants=False, is_coalesced=is_coalesced)
+
+
+def rows_of(table: Tensor, is_compact: bool = True) -> Rows:
+    """What a table's gradient says, in its dtype, once it was seen to fit the table; a dense one has all rows.
+
+    Rows ascend. They are distinct if the gradient must be compact, which is for the CPU: elsewhere that would wait.
+    """
+    gradient: Any = table.grad
+    fits = _is_like(gradient, table, gradient.dtype) and table.dim() == 2
+    if not fits or gradient.layout not in (torch.strided, torch.sparse_coo):
+        raise ValueError(f"a gradient must be like its table, {_kind(table)}; got {_kind(gradient)}")
+    if not gradient.is_sparse:
+        return torch.arange(gradient.shape[0], device=gradient.device), gradient.to(table.dtype).contiguous()
+    if gradient.sparse_dim() != 1:
+        found = f"{gradient.sparse_dim()} of {_kind(table)}"
+        raise ValueError(f"a sparse gradient must have whole rows, one sparse dimension; got {found}")
+    if not is_compact:
+        gradient = summed(gradient)
+    elif not _is_ascending(gradient):
+        gradient = _sparse(gradient, is_coalesced=False).coalesce()
+    return gradient._indices()[0].contiguous(), gradient._values().to(table.dtype).contiguous()
+
+
+def _is_like(t: Tensor, table: Tensor, dtype: torch.dtype | None = None) -> bool:
+    return t.shape == table.shape and t.device == table.device and t.dtype == (dtype or table.dtype)
+
+
+def _kind(value: Any) -> str:
+    """A tensor's shape, dtype and device in words."""
+    return f"{tuple(value.shape)} {value.dtype} on {value.device}" if isinstance(value, Tensor) else repr(value)
+
+
+def _zeros(table: Tensor) -> Tensor:
+    """Zeros that take up memory only as rows are touched, on a CPU: what the system hands out is zero already."""
+    if table.device.type == "cpu" and table.dtype in (torch.float32, torch.float64):
+        return torch.from_numpy(np.zeros(table.shape, str(table.dtype).removeprefix("torch.")))
+    return torch.zeros_like(table, memory_format=torch.contiguous_format)
+
+
+def _call(closure: Callable[[], Any] | None) -> Any:
+    return None if closure is None else torch.enable_grad()(closure)()

@@ -14,9 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FLOORS = (
     ("_version", "extras", "fields", "files"),
     ("batch", "kernels", "reference"),
-    ("gradients",),
     ("ops",),
-    ("layers", "row_optimizers"),
+    ("layers",),
     ("data", "models", "optim", "polynomial"),
     ("explain", "interop", "training"),
     ("distributed", "estimators", "tuning"),

@@ -14,8 +14,7 @@ from fastcross.distributed.internals import ShardedTensor, sharded_tensor
 from fastcross.distributed.lookup import Shard
 from fastcross.distributed.process_group import ProcessGroup
 from fastcross.distributed.tables import cut, table_name
-from fastcross.gradients import gradients, scale_gradients
-from fastcross.optim import Optimizer, RowAdam, RowSGD
+from fastcross.optim import Optimizer, RowAdam, RowSGD, gradients, scale_gradients
 
 
 class ShardedOptimizer(Optimizer):

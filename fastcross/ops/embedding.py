@@ -17,10 +17,10 @@ from torch import Tensor
 
 from fastcross import reference
 from fastcross.batch import Bag
-from fastcross.gradients import mark_heads
 from fastcross.kernels import embedding as plain
 from fastcross.kernels import faults as faults_of
 from fastcross.kernels import fixed_rows
+from fastcross.kernels.row_updates import mark_heads
 from fastcross.kernels.rows import accumulation_dtype, as_rows
 from fastcross.ops import backends, checks
 

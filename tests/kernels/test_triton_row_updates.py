@@ -16,8 +16,8 @@ from torch import nn
 from triton_place import INTERPRETING, MARKS
 
 from fastcross import optim
-from fastcross.gradients import has_heads, mark_heads
 from fastcross.kernels import row_updates as plain
+from fastcross.kernels.row_updates import has_heads, mark_heads
 from fastcross.layers.embedding import EmbeddingStack
 
 pytest.importorskip("triton")

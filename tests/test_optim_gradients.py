@@ -11,10 +11,11 @@ from row_cases import UPDATES, compact, copied, draw, exact, update
 from torch import nn
 
 from fastcross import optim
-from fastcross.gradients import gradients, has_heads, mark_heads, rows_of, summed
 from fastcross.kernels import row_updates as plain
 from fastcross.kernels.fixed_rows import sum_rows
+from fastcross.kernels.row_updates import has_heads, mark_heads
 from fastcross.layers.embedding import EmbeddingStack
+from fastcross.optim import gradients, rows_of, summed
 
 OPTIONS = {"check_invariants": False, "is_coalesced": False}
 HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
