@@ -24,8 +24,7 @@ import torch
 from benchmarks.harness import machine, results
 from benchmarks.harness.measure import Refused
 from fastcross.data.columns import Columns, numbered
-from fastcross.data.encoder import Encoder, Standardisation
-from fastcross.data.vocabulary import Vocabulary
+from fastcross.data.encoder import Encoder, Standardisation, Vocabulary
 from fastcross.interop.serving import export_run
 from fastcross.models.dcn import DCN
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
     from fastcross.data import Cache
-    from fastcross.data.prediction_rows import PredictionRows
+    from fastcross.data.prediction import PredictionRows
 
 
 def show(line: str) -> None:

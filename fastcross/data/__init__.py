@@ -8,10 +8,9 @@ from fastcross.extras import needs
 if TYPE_CHECKING:
     from fastcross.batch import Bag, Batch, Schema
     from fastcross.data.cache import Cache
-    from fastcross.data.columns import Columns
+    from fastcross.data.columns import Columns, DataError
     from fastcross.data.encoder import Encoder
-    from fastcross.data.errors import DataError
-    from fastcross.data.prediction_rows import read_for_prediction
+    from fastcross.data.prediction import read_for_prediction
     from fastcross.data.preparation import prepare
 
 __all__ = ["Bag", "Batch", "Cache", "Columns", "DataError", "Encoder", "Schema", "prepare", "read_for_prediction"]
@@ -23,10 +22,10 @@ _HOMES = {
     "Schema": "fastcross.batch",
     "Cache": "fastcross.data.cache",
     "Columns": "fastcross.data.columns",
-    "DataError": "fastcross.data.errors",
+    "DataError": "fastcross.data.columns",
     "Encoder": "fastcross.data.encoder",
     "prepare": "fastcross.data.preparation",
-    "read_for_prediction": "fastcross.data.prediction_rows",
+    "read_for_prediction": "fastcross.data.prediction",
 }
 
 

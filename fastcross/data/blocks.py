@@ -1,11 +1,21 @@
-"""Arrow columns to the arrays of a block: numbers as they are, categories as codes into the block's dictionaries."""
+"""Blocks of rows: Arrow columns as arrays, before vocabularies and statistics are known; and their way over the disk.
+
+Numbers are as they are, categories are codes into the block's own dictionaries. Between the two halves of `prepare`
+the blocks wait in a spool: read once, kept as codes until the vocabularies are known. There each block's codes are
+stored column by column, so that a vocabulary reads its own column only, in long runs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,12 +23,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcross.data.columns import Columns
-from fastcross.data.errors import BadRow
-from fastcross.data.split import TIME
-from fastcross.data.vocabulary import hash_strings
 
 Array = npt.NDArray[Any]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+WORKERS = min(os.cpu_count() or 1, 8)
 WEEKDAYS = pa.array(["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"])
+# A point in time, or any number: nanoseconds and ids of 64 bits are not all float64s.
+TIME = np.dtype([("rounded", np.float64), ("rest", np.int64)])
+
+
+class BadRow(Exception):
+    """Somewhere among the rows being converted is a bad one; the reader narrows it down and reports the place."""
 
 
 @dataclass(frozen=True)
@@ -225,3 +241,202 @@ def is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def hash_strings(strings: pa.Array) -> Array:
+    """FNV-1a, 64 bits, of each string's UTF-8 bytes: the same on every machine and in every version."""
+    strings = pc.fill_null(strings, "")
+    offsets = np.frombuffer(strings.buffers()[1], np.int32)[strings.offset : strings.offset + len(strings) + 1]
+    data = np.frombuffer(strings.buffers()[2] or b"", np.uint8)
+    start, length = offsets[:-1].astype(np.int64), np.diff(offsets)
+    h = np.full(len(strings), 0xCBF29CE484222325, np.uint64)
+    left = np.arange(len(strings))  # strings that have a byte at this position
+    for position in range(int(length.max(initial=0))):
+        left = left[length[left] > position]
+        h[left] = (h[left] ^ data[start[left] + position]) * np.uint64(0x100000001B3)
+    return h ^ (h >> np.uint64(32))  # the low bits of FNV alone are poor; the modulo sees mostly those
+
+
+def find_bad(parse: Callable[[int, int], Block], lo: int, hi: int, names: tuple[str, ...]) -> dict[int, str]:
+    """The rows in [lo, hi) that `parse` refuses, each with the reason, found by halving."""
+    if lo == hi:
+        return {}
+    try:
+        parse(lo, hi)
+        return {}
+    except (pa.ArrowException, BadRow) as error:
+        if hi - lo == 1:
+            return {lo: _reason(error, names)}
+    middle = (lo + hi) // 2
+    return find_bad(parse, lo, middle, names) | find_bad(parse, middle, hi, names)
+
+
+def first_sentence(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _reason(error: BaseException, names: tuple[str, ...]) -> str:
+    """Arrow's message for one bad row in the words of this package."""
+    text = first_sentence(error)
+    if match := re.search(r"Expected (\d+) columns, got (\d+)", text):
+        return f"expected {match[1]} columns, got {match[2]}"
+    if "UTF8" in text or "UTF-8" in text:
+        return "bytes that are not UTF-8"
+    if match := re.search(r"CSV column (?:#(\d+)|'?([^':]*)'?).*conversion error to (\w+): invalid value '(.*)'", text):
+        kind = "an integer" if match[3] == "int64" else "a number"
+        column = match[2] or names[int(match[1])]
+        return f"column {column} must be {kind}; got {match[4]!r}"
+    return text
+
+
+def map_in_order(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """Like map(), with as many items in memory as there are threads, and one more.
+
+    Arrow and NumPy release the interpreter's lock, so threads are enough."""
+    running: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(WORKERS) as pool:
+        try:
+            for item in items:
+                running.append(pool.submit(function, item))
+                if len(running) > WORKERS:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:
+            for future in running:
+                future.cancel()
+
+
+@dataclass
+class CodedFiles:
+    """The codes of one column, and the dictionary of each block."""
+
+    folder: Path
+    sizes: list[int] = field(default_factory=list)  # codes per block
+    dictionary_sizes: list[int] = field(default_factory=list)
+    files: dict[str, IO[bytes]] = field(default_factory=dict)
+    writer: pa.ipc.RecordBatchStreamWriter | None = None
+
+    def append(self, coded: Coded, codes_elsewhere: bool) -> None:
+        if not codes_elsewhere:
+            self._file("codes").write(coded.codes.data)
+            assert coded.counts is not None
+            self._file("counts").write(coded.counts.data)
+            if coded.weights is not None:
+                self._file("weights").write(np.ascontiguousarray(coded.weights).data)
+        self.sizes.append(len(coded.codes))
+        self.dictionary_sizes.append(len(coded.dictionary))
+        batch = pa.record_batch({"value": coded.dictionary})
+        if self.writer is None:
+            self.writer = pa.ipc.new_stream(self._file("dictionaries"), batch.schema)
+        self.writer.write_batch(batch)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+        for file in self.files.values():
+            file.close()
+        self.starts = np.cumsum([0, *self.sizes])
+        self.dictionary_starts = np.cumsum([0, *self.dictionary_sizes])
+
+    def save_ids(self, ids: Iterable[Array]) -> None:
+        """Keep the ids of all dictionary entries, block after block."""
+        with open(self.folder / "ids", "wb") as file:
+            for array in ids:
+                file.write(np.ascontiguousarray(array, np.int32).data)
+
+    def ids(self, block: int) -> Array:
+        """The ids of a block's dictionary entries."""
+        first, count = self.dictionary_starts[block], self.dictionary_sizes[block]
+        return np.fromfile(self.folder / "ids", np.int32, count, offset=4 * int(first))
+
+    def dictionaries(self) -> Iterator[pa.Array]:
+        with pa.OSFile(str(self.folder / "dictionaries")) as file:
+            for batch in pa.ipc.open_stream(file):
+                yield batch["value"]
+
+    def _file(self, name: str) -> IO[bytes]:
+        if name not in self.files:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.files[name] = open(self.folder / name, "wb")  # noqa: SIM115 - closed by close()
+        return self.files[name]
+
+
+class Spool:
+    def __init__(self, folder: Path, columns: Columns) -> None:
+        folder.mkdir()
+        self.folder, self.columns = folder, columns
+        self.rows: list[int] = []  # per block
+        # What is standardised later keeps its precision until the mean is subtracted.
+        self.dense_dtype = np.float64 if "standard" in columns.transforms else np.float32
+        self.categorical = [CodedFiles(folder / f"categorical{i}") for i in range(len(columns.categories))]
+        self.bags = [CodedFiles(folder / f"bag{i}") for i in range(len(columns.bags or ()))]
+        self.label_dtype = np.float64 if columns.is_regression else np.int32
+        optional = {"time": columns.time, "weight": columns.sample_weight, "group": columns.group}
+        names = ("dense", "label", "codes", *(name for name, column in optional.items() if column))
+        self.files = {name: open(folder / name, "wb") for name in names}  # noqa: SIM115 - closed by close()
+
+    def append(self, block: Block) -> None:
+        assert block.label is not None
+        self.rows.append(block.rows)
+        self.files["dense"].write(np.ascontiguousarray(block.dense, self.dense_dtype).data)
+        self.files["label"].write(np.ascontiguousarray(block.label, self.label_dtype).data)
+        for name in ("time", "weight", "group"):
+            if (values := getattr(block, name)) is not None:
+                self.files[name].write(np.ascontiguousarray(values).data)
+        for coded, files in zip(block.categorical, self.categorical, strict=True):
+            self.files["codes"].write(np.ascontiguousarray(coded.codes).data)
+            files.append(coded, codes_elsewhere=True)
+        for coded, files in zip(block.bags, self.bags, strict=True):
+            files.append(coded, codes_elsewhere=False)
+
+    def close(self) -> None:
+        for file in self.files.values():
+            file.close()
+        for files in (*self.categorical, *self.bags):
+            files.close()
+        self.starts = np.concatenate([[0], np.cumsum(self.rows)]).astype(np.int64)
+
+    def blocks(self) -> Iterator[tuple[int, slice]]:
+        """Index and rows of each block."""
+        for i, rows in enumerate(self.rows):
+            yield i, slice(int(self.starts[i]), int(self.starts[i]) + rows)
+
+    def dense(self, block: int) -> Array:
+        width = len(self.columns.dense or ())
+        flat = self._read("dense", self.dense_dtype, self.starts[block] * width, self.rows[block] * width)
+        return flat.reshape(self.rows[block], width)
+
+    def label(self, block: int) -> Array:
+        return self._read("label", self.label_dtype, self.starts[block], self.rows[block])
+
+    def beside(self, block: int) -> dict[str, Array]:
+        """The weights and groups, as far as there are any."""
+        kinds = {"weight": np.float32, "group": np.int64}
+        found = {name: kind for name, kind in kinds.items() if name in self.files}
+        return {name: self._read(name, kind, self.starts[block], self.rows[block]) for name, kind in found.items()}
+
+    def time(self) -> Array:
+        """Of all rows."""
+        return np.fromfile(self.folder / "time", TIME)
+
+    def codes(self, block: int) -> Array:
+        """(k, rows): the codes of all categorical columns."""
+        k = len(self.categorical)
+        return self._read("codes", np.int32, self.starts[block] * k, self.rows[block] * k).reshape(k, self.rows[block])
+
+    def column_codes(self, column: int, block: int) -> Array:
+        first = self.starts[block] * len(self.categorical) + column * self.rows[block]
+        return self._read("codes", np.int32, first, self.rows[block])
+
+    def bag(self, column: int, block: int, name: str) -> Array:
+        """The "codes", "counts" or "weights" of a bag."""
+        files = self.bags[column]
+        of_values = (files.starts[block], files.sizes[block])
+        first, count = (self.starts[block], self.rows[block]) if name == "counts" else of_values
+        dtype = np.float32 if name == "weights" else np.int32
+        return self._read(f"bag{column}/{name}", dtype, first, count)
+
+    def _read(self, name: str, dtype: npt.DTypeLike, first: int, count: int) -> Array:
+        offset = int(first) * np.dtype(dtype).itemsize
+        return np.fromfile(self.folder / name, dtype, int(count), offset=offset)

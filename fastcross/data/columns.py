@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from fastcross.data.errors import DataError
-
 TRANSFORMS = ("log", "standard", "none")
 TASKS = ("auto", "classification", "regression")
 PARTS_OF_DATE_TIME = ("hour", "weekday")
@@ -15,6 +13,10 @@ _LISTS = ("dense", "categorical", "bags", "datetimes", "drop", "classes")
 _TEXTS = ("label", "separator", "time", "time_as", "task", "sample_weight", "group")
 _OPTIONAL = ("label", "time", "sample_weight", "group")
 _MAPPINGS = ("weights", "aliases", "separators")
+
+
+class DataError(ValueError):
+    """The input cannot be used as it is; the message names the file and, where there is one, the line."""
 
 
 @dataclass(frozen=True)

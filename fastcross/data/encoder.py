@@ -5,13 +5,19 @@
     bag<i>.arrow                 the same for a multi-valued column
 
 A cache has its encoder in the folder `encoder/`; a run keeps a copy, so that it predicts without the cache.
+
+Id 0 is out of vocabulary: a value never seen in training, or seen fewer than `min_frequency` times. The frequent
+values have the ids 1, 2, ... in the order of their frequency (equals in that of their text), which keeps the busy
+rows of an embedding table close together. A missing value is counted and numbered like any other. With hashing, id 0
+is the missing value and all others fall into 1 ... buckets.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from os import PathLike
@@ -20,18 +26,92 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from fastcross.batch import Bag, Batch, Schema
-from fastcross.data.blocks import Block, Coded
-from fastcross.data.columns import Columns
-from fastcross.data.errors import DataError
-from fastcross.data.vocabulary import Hashing, Vocabulary
-from fastcross.files import read_checked_json, write_checked_json
+from fastcross.data.blocks import WORKERS, Block, Coded, CodedFiles, Spool, hash_strings
+from fastcross.data.columns import Columns, DataError
+from fastcross.files import atomic, read_checked_json, sha256, write_checked_json
 
 Array = npt.NDArray[Any]
-Ids = Vocabulary | Hashing
 ENCODER_VERSION = 1
+MERGE_AT = 1 << 22  # (value, count) pairs collected before they are merged: bounds the memory of counting
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """values[i] has the id i + 1."""
+
+    values: pa.Array
+
+    @property
+    def cardinality(self) -> int:
+        return len(self.values) + 1
+
+    def ids(self, dictionary: pa.Array) -> Array:
+        """(n,) int32, 0 for what is not in the vocabulary."""
+        found = pc.index_in(dictionary, value_set=self.values)
+        return pc.fill_null(found, -1).to_numpy(zero_copy_only=False) + np.int32(1)
+
+    def grown(self, others: Vocabulary) -> Vocabulary:
+        """With the values of another that it has not; all that were there keep their ids."""
+        unknown = pc.is_null(pc.index_in(others.values, value_set=self.values))
+        return Vocabulary(pa.concat_arrays([self.values, others.values.filter(unknown)]))
+
+    def digest(self) -> str:
+        """A checksum of the values themselves, however Arrow lays them out in memory or in a file."""
+        valid = self.values.is_valid().to_numpy(zero_copy_only=False)
+        texts = pa.concat_arrays([pc.fill_null(self.values, "")])  # without the offset of a slice
+        sizes = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+        data = texts.buffers()[2]
+        first = int(np.frombuffer(texts.buffers()[1], np.int32)[0]) if len(texts) else 0
+        digest = hashlib.sha256(valid.astype(np.uint8).tobytes() + sizes.astype("<i8").tobytes())
+        digest.update(b"" if data is None else memoryview(data)[first : first + int(sizes.sum())])
+        return digest.hexdigest()
+
+    def save(self, path: Path) -> str:
+        """Returns the checksum of the file, which load() wants to see again."""
+        table = pa.table({"value": self.values})
+        with atomic(path) as temporary:
+            with pa.OSFile(str(temporary), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+                writer.write_table(table)
+            return sha256(temporary)
+
+    @classmethod
+    def load(cls, path: Path, checksums: Mapping[str, str]) -> Vocabulary:
+        """What save() wrote, if its checksum is the one under the file's name."""
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}") from None
+        # The bytes that were checked are the ones that are used: the file is read once, not mapped.
+        if hashlib.sha256(content).hexdigest() != checksums.get(path.name):
+            raise DataError(f"{path}: the file is damaged; its checksum is not the one that was noted")
+        return cls(pa.ipc.open_file(pa.py_buffer(content)).read_all()["value"].combine_chunks())
+
+
+@dataclass(frozen=True)
+class Hashing:
+    """The hashing trick: no vocabulary, a fixed number of ids, collisions accepted."""
+
+    buckets: int
+
+    @property
+    def cardinality(self) -> int:
+        return self.buckets + 1
+
+    def digest(self) -> str:
+        return f"hashing:{self.buckets}"
+
+    def ids(self, dictionary: pa.Array) -> Array:
+        ids = (hash_strings(dictionary) % np.uint64(self.buckets)).astype(np.int32) + np.int32(1)
+        ids[dictionary.is_null().to_numpy(zero_copy_only=False)] = 0
+        return ids
+
+
+Ids = Vocabulary | Hashing
 
 
 @dataclass(frozen=True)
@@ -175,3 +255,107 @@ def _read_description(path: Path) -> dict[str, Any]:
         found = saved.get("encoder_version")
         raise DataError(f"{path}: encoder version {found}, but this version of fastcross reads {ENCODER_VERSION}")
     return saved
+
+
+def fit_standardisation(spool: Spool, part: Array) -> Standardisation:
+    """Over the training part, merging the moments of the blocks (Chan et al.)."""
+    standard = np.array([t == "standard" for t in spool.columns.transforms], bool)
+    count, mean, squares = np.zeros(len(standard)), np.zeros(len(standard)), np.zeros(len(standard))
+    for i, rows in spool.blocks() if standard.any() else ():
+        x = spool.dense(i)[part[rows] == 0]
+        n = (~np.isnan(x)).sum(axis=0)
+        m = np.nansum(x, axis=0) / np.maximum(n, 1)
+        delta, total = m - mean, np.maximum(count + n, 1)
+        squares += np.nansum((x - m) ** 2, axis=0) + delta**2 * count * n / total
+        mean += delta * n / total
+        count += n
+    deviation = np.sqrt(squares / np.maximum(count, 1))
+    scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation > 0)
+    return Standardisation(np.where(standard, mean, 0.0), np.where(standard, scale, 1.0))
+
+
+def fit_ids(
+    spool: Spool, part: Array, min_frequency: int, hash_buckets: int | None, known: Encoder | None = None
+) -> tuple[tuple[Ids, ...], tuple[Ids, ...]]:
+    """The ids of the categorical columns and of the bags; those of the dictionary entries go to the spool.
+
+    Of a `known` encoder all ids stay, and the frequent values that it has not get the next ones."""
+    train = [part[rows] == 0 for _, rows in spool.blocks()]
+
+    def counted(files: CodedFiles, training_codes: Callable[[int], Array]) -> Iterator[tuple[pa.Array, Array]]:
+        for i, dictionary in enumerate(files.dictionaries()):
+            yield dictionary, np.bincount(training_codes(i), minlength=len(dictionary))
+
+    def fit(files: CodedFiles, training_codes: Callable[[int], Array], old: Ids | None) -> Ids:
+        counts = counted(files, training_codes)
+        ids: Ids = Hashing(hash_buckets) if hash_buckets else count_values(counts, min_frequency)
+        if isinstance(old, Vocabulary) and isinstance(ids, Vocabulary):
+            ids = old.grown(ids)
+        files.save_ids(_ids_of_all(files, ids))
+        return ids
+
+    def fit_categorical(column: int) -> Ids:
+        old = known.categorical[column] if known else None
+        return fit(spool.categorical[column], lambda i: spool.column_codes(column, i)[train[i]], old)
+
+    def fit_bag(column: int) -> Ids:
+        return fit(
+            spool.bags[column],
+            lambda i: spool.bag(column, i, "codes")[np.repeat(train[i], spool.bag(column, i, "counts"))],
+            known.bags[column] if known else None,
+        )
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        categorical = pool.map(fit_categorical, range(len(spool.categorical)))
+        bags = pool.map(fit_bag, range(len(spool.bags)))
+        return tuple(categorical), tuple(bags)
+
+
+def load_to_grow(folder: str | PathLike[str]) -> Encoder:
+    """The encoder in a folder; DataError where it has no vocabularies to grow."""
+    encoder = Encoder.load(folder)
+    for ids in (*encoder.categorical, *encoder.bags):
+        if isinstance(ids, Hashing):
+            raise DataError(
+                f"{folder}: there is nothing to extend: values are hashed into {ids.buckets:,} buckets, "
+                "which hold those that are new, too"
+            )
+    return encoder
+
+
+def _ids_of_all(files: CodedFiles, known: Ids) -> Iterator[Array]:
+    """The ids of all dictionaries in the order of the blocks, looked up many blocks at a time."""
+    waiting: list[pa.Array] = []
+    for dictionary in files.dictionaries():
+        waiting.append(dictionary)
+        if sum(map(len, waiting)) > MERGE_AT:
+            yield known.ids(pa.concat_arrays(waiting))
+            waiting = []
+    if waiting:
+        yield known.ids(pa.concat_arrays(waiting))
+
+
+def count_values(pairs: Iterable[tuple[pa.Array, Array]], min_frequency: int) -> Vocabulary:
+    """The vocabulary of (dictionary, counts) pairs; memory grows with the distinct values, not with the pairs."""
+    merged: pa.Table | None = None
+    waiting: list[pa.Table] = []
+    size = 0
+    for values, counts in pairs:
+        seen = counts > 0
+        values = values if seen.all() else values.filter(pa.array(seen))
+        waiting.append(pa.table({"value": values, "count": counts[seen]}))
+        size += len(values)
+        if size > max(MERGE_AT, len(merged) if merged is not None else 0):
+            merged, waiting, size = _merge(merged, waiting), [], 0
+    merged = _merge(merged, waiting)
+    frequent = merged.filter(pc.greater_equal(merged["count"], max(min_frequency, 1)))
+    # Ties are broken by the value, so that the ids depend on the data alone and not on how it was cut into blocks.
+    order = pc.sort_indices(frequent, sort_keys=[("count", "descending"), ("value", "ascending")])
+    return Vocabulary(pa.concat_arrays([*frequent["value"].chunks, pa.array([], pa.string())]).take(order))
+
+
+def _merge(merged: pa.Table | None, waiting: list[pa.Table]) -> pa.Table:
+    empty = pa.table({"value": pa.array([], pa.string()), "count": pa.array([], pa.int64())})
+    whole = pa.concat_tables([merged if merged is not None else empty, *waiting])
+    grouped = whole.group_by("value").aggregate([("count", "sum")])
+    return pa.table({"value": grouped["value"], "count": grouped["count_sum"]})

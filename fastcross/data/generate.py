@@ -29,7 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from fastcross.data.split import Split, assign_parts
+from fastcross.data.cache import PARTS, Split, assign_parts
 from fastcross.files import atomic
 
 CHUNK = 1 << 18  # rows drawn and written at a time
@@ -84,13 +84,12 @@ def write_click_log(
             table, label[first:last], truth[first:last] = world.draw(np.random.default_rng((seed, chunk)), last - first)
             file.write(_tab_separated(table))
     part = assign_parts(rows, Split.parse(split), split_seed)
-    names = ("train", "validation", "test")
     info = ClickLogInfo(
         rows=rows,
         seed=seed,
         click_rate=float(label.mean()),
         bayes_logloss=_logloss(label, truth[:, 0]),
-        bayes_logloss_parts={n: _logloss(label[part == i], truth[part == i, 0]) for i, n in enumerate(names)},
+        bayes_logloss_parts={n: _logloss(label[part == i], truth[part == i, 0]) for i, n in enumerate(PARTS)},
         base_logloss=_logloss(label, np.full(rows, np.clip(label.mean(), 1e-6, 1 - 1e-6))),
         linear_logloss=_logloss(label, truth[:, 1]),
         split=split,

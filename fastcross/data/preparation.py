@@ -1,29 +1,47 @@
-"""`prepare`: from files to a cache; `prepare_table`: from tables in memory. build.py has the work that both share."""
+"""`prepare`: from files to a cache; `prepare_table`: from tables in memory.
+
+The text is parsed once. Parsing (several threads) leaves codes into per-block dictionaries in a spool; then the
+number of rows is known, the rows are dealt to the parts, the vocabularies are counted on the training part, and the
+codes become ids. Memory holds a few blocks and one column's distinct values at a time, whatever the size of the
+input. (Only a label whose values are neither 0 and 1 nor another well-known pair takes a reading of its own.)
+
+The cache is built in a folder beside its final place and moved there when complete.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
+import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from fastcross.data.build import Inputs, build
-from fastcross.data.cache import FORMAT_VERSION, OWN_FILES, Cache
-from fastcross.data.columns import Columns
-from fastcross.data.errors import DataError, Problems
-from fastcross.data.fit import load_to_grow
+from fastcross._version import __version__
+from fastcross.data.blocks import Spool, map_in_order
+from fastcross.data.cache import FORMAT_VERSION, OWN_FILES, PARTS, ArrayWriter, Cache, Split, assign_parts
+from fastcross.data.columns import Columns, DataError
+from fastcross.data.encoder import Encoder, Standardisation, fit_ids, fit_standardisation, load_to_grow
 from fastcross.data.formats import detect_format, get_format
-from fastcross.data.inputs import Source, check_kind, resolve_paths, sample_digest
-from fastcross.data.memory import PLACES, MemoryTable
-from fastcross.data.split import Split
+from fastcross.data.formats.parquet import PLACES, MemoryTable
+from fastcross.data.formats.reading import Problems, Source, Table, check_kind, read_in_order, resolve_paths
+from fastcross.data.inference import Values, settle
+from fastcross.files import building, write_checked_json
 
+Array = npt.NDArray[Any]
+MANY = 100_000  # different values of a label that are enough to know that it is a quantity
+SAMPLES, SAMPLE_BYTES = 64, 16384  # of a file, by which it is noticed that it has changed
 Progress = Callable[[str, int, int], None]
 
 
@@ -66,25 +84,22 @@ def prepare(
     configuration = _configuration(format, division, seed, min_frequency, hash_buckets, declared, on_error)
     if known:
         configuration |= {"format": known.format, "grow": known.fingerprint}
-    inputs = [
-        {
-            "name": path.name,
-            "size": path.stat().st_size,
-            "mtime_ns": path.stat().st_mtime_ns,
-            "sample": sample_digest(path),
-        }
-        for path in paths
-    ]
-    identity = [FORMAT_VERSION, [(i["size"], i["mtime_ns"], i["sample"]) for i in inputs], configuration]
+    states = [(path.stat().st_size, path.stat().st_mtime_ns, _sample_digest(path)) for path in paths]
+    identity = [FORMAT_VERSION, states, configuration]
     fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     if (cache := _reusable(cache_path, fingerprint)) is not None:
         return cache
-    inputs_of_cache = Inputs(paths, [path.stat().st_size for path in paths], inputs, fingerprint)
     if known:
         table = get_format(known.format).open_for_prediction(paths[0], known.columns, True, None)
     else:
         table = get_format(format).open(paths[0], declared)
-    return build(table, inputs_of_cache, cache_path, division, configuration, problems, _reporter(progress), known)
+    inputs = [
+        {"name": path.name, "size": size, "mtime_ns": changed, "sample": sample}
+        for path, (size, changed, sample) in zip(paths, states, strict=True)
+    ]
+    origin = {"fingerprint": fingerprint, "inputs": inputs, "configuration": configuration}
+    sizes = {path: size for path, (size, _, _) in zip(paths, states, strict=True)}
+    return _build(table, sizes, cache_path, division, origin, problems, _reporter(progress), known)
 
 
 def prepare_table(
@@ -105,19 +120,17 @@ def prepare_table(
     The other arguments are those of `prepare`, and the cache is what `prepare` would make of a Parquet file of the
     same rows, but that it is made anew each time.
     """
-    problems, division = (
-        Problems(on_error),
-        Split.parse(split) if len(tables) == 1 else Split("tables", (1.0, 1.0, 0.0)),
-    )
+    problems = Problems(on_error)
+    division = Split.parse(split) if len(tables) == 1 else Split("tables", (1.0, 1.0, 0.0))
     if division.kind == "files":
         raise ValueError('split="files" needs at least two files; got a table')
     declared = _declared(columns, time_column, division)
     configuration = _configuration("parquet", division, seed, min_frequency, hash_buckets, declared, on_error)
-    inputs = [{"name": str(place), "size": table.nbytes} for place, table in zip(PLACES, tables, strict=False)]
-    sizes = [table.nbytes for table in tables]
-    inputs_of_cache = Inputs([*PLACES[: len(tables)]], sizes, inputs, uuid.uuid4().hex)
-    opened = MemoryTable.open(tables, declared)
-    return build(opened, inputs_of_cache, Path(cache_path), division, configuration, problems, _reporter(progress))
+    sizes = {place: table.nbytes for place, table in zip(PLACES, tables, strict=False)}
+    inputs = [{"name": str(place), "size": size} for place, size in sizes.items()]
+    origin = {"fingerprint": uuid.uuid4().hex, "inputs": inputs, "configuration": configuration}
+    table = MemoryTable.open(tables, declared)
+    return _build(table, sizes, Path(cache_path), division, origin, problems, _reporter(progress))
 
 
 def _declared(
@@ -180,3 +193,257 @@ def _no_progress(stage: str, done: int, total: int) -> None:
 def _print_progress(stage: str, done: int, total: int) -> None:
     sys.stderr.write(f"\r{stage} {100 * done / max(total, 1):5.1f} %" + ("\n" if done == total else ""))
     sys.stderr.flush()
+
+
+def _sample_digest(path: Path) -> str:
+    """Of the bytes at 64 places: a file that was replaced may have the size and the time of the one before."""
+    digest, size = hashlib.sha256(), path.stat().st_size
+    with open(path, "rb") as file:
+        for i in range(SAMPLES):
+            file.seek(max(0, size - SAMPLE_BYTES) * i // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def _build(
+    table: Table,
+    sizes: dict[Path, int],
+    cache_path: Path,
+    division: Split,
+    origin: dict[str, Any],
+    problems: Problems,
+    report: Progress,
+    known: Encoder | None = None,
+) -> Cache:
+    """The cache of a table; with a `known` encoder, one that has grown from it.
+
+    sizes: of each file in bytes; origin: what the manifest says of inputs and configuration.
+    """
+    if table.columns.classes is None and not table.columns.is_regression:
+        table = _settle_label(table, sizes, report)
+    configuration = origin["configuration"]
+    columns, label = table.columns, table.columns.label or ""
+    started = time.time()
+    with building(cache_path) as folder:
+        spool = Spool(folder / "spool", columns)
+        try:
+            rows_of_files = _read_all(table, sizes, spool, problems, report)
+        except DataError as error:
+            raise _explained(error, table) from None
+        times = spool.time() if columns.time else None
+        part = assign_parts(sum(rows_of_files), division, configuration["seed"], rows_of_files, times)
+        label_facts = _quantity(spool, part, label) if columns.is_regression else _classes(spool, part, label)
+        weight_facts = {"weight": _weight(spool, part)} if columns.sample_weight else {}
+        report("count", 0, 1)
+        categorical, bags = fit_ids(spool, part, configuration["min_frequency"], configuration["hash_buckets"], known)
+        # Rows to predict need no time: it only divided these.
+        columns_of_rows = replace(columns, time=None, time_as="number")
+        standardise = known.standardise if known else fit_standardisation(spool, part)
+        encoder = Encoder(configuration["format"], columns_of_rows, standardise, categorical, bags)
+        files = _write_parts(spool, part, encoder.standardise, folder, report)
+        shutil.rmtree(spool.folder)
+        encoder.save(folder / "encoder")
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "fastcross": __version__,
+            **origin,
+            "schema": encoder.schema.to_dict(),
+            "encoder": encoder.fingerprint,
+            "sizes": dict(zip(PARTS, np.bincount(part, minlength=3).tolist(), strict=True)),
+            "label": {"column": label, "classes": encoder.classes, **label_facts},
+            **weight_facts,
+            "findings": [finding.to_dict() for finding in table.findings],
+            "looked_at": table.looked_at,
+            "split": division.describe(columns.time),
+            "skipped": {"rows": len(problems), "examples": problems.examples, "truncated": problems.truncated},
+            "seconds": round(time.time() - started, 3),
+            "files": files,
+        }
+        write_checked_json(folder / "manifest.json", manifest)
+    return Cache.open(cache_path)
+
+
+def _classes(spool: Spool, part: Array, label: str) -> dict[str, Any]:
+    counts, classes = _count_classes(spool, part), spool.columns.classes or ()
+    _check_both(counts.sum(axis=0), classes, label, "")
+    _check_both(counts[0], classes, label, " of the training part")
+    return {"rows": counts.tolist()}
+
+
+def _quantity(spool: Spool, part: Array, label: str) -> dict[str, Any]:
+    """Its mean and standard deviation over the training part, by which the model scales it."""
+    of_all = np.concatenate([spool.label(i) for i, _ in spool.blocks()])
+    _check_varies(of_all.min(), of_all.max(), label, "")
+    values = of_all[part == 0]
+    if not len(values):
+        raise DataError(f"the label (column {label}) is absent in all rows of the training part")
+    _check_varies(values.min(), values.max(), label, " of the training part")
+    rows = np.bincount(part, minlength=len(PARTS))
+    return {"rows": rows[:, None].tolist(), "mean": float(values.mean()), "deviation": float(values.std())}
+
+
+def _weight(spool: Spool, part: Array) -> dict[str, Any]:
+    name = spool.columns.sample_weight
+    total = sum(float(spool.beside(i)["weight"][part[rows] == 0].sum(dtype=np.float64)) for i, rows in spool.blocks())
+    rows = int((part == 0).sum())
+    if not total > 0:
+        raise DataError(f"the weight (column {name}) is zero in all {rows:,} rows of the training part")
+    return {"column": name, "mean": total / rows}
+
+
+def _settle_label(table: Table, sizes: dict[Path, int], report: Progress) -> Table:
+    """The table with the classes of its label, or a quantity for one, from a reading of that column alone."""
+    label = table.columns.label
+    assert label is not None
+    only = table.with_columns(Columns(categorical=(label,)), labelled=False)
+    counts: Counter[str] = Counter()
+    total, before = sum(sizes.values()), 0
+    for path, size in sizes.items():
+        for block, read_bytes in read_in_order(only, path, Problems("skip")):
+            if len(counts) > MANY:
+                break
+            (coded,) = block.categorical
+            times = np.bincount(coded.codes, minlength=len(coded.dictionary)).tolist()
+            for text, count in zip(coded.dictionary.to_pylist(), times, strict=True):
+                if text is not None:
+                    counts[text.strip()] += count
+            report("label", before + read_bytes, total)
+        before += size
+    values = Values(pa.array(list(counts), pa.string()), np.array(list(counts.values())), counts.total())
+    columns = settle(values, table.columns, whole=True)
+    assert columns is not None
+    return table.with_columns(columns, labelled=True)
+
+
+def _read_all(table: Table, sizes: dict[Path, int], spool: Spool, problems: Problems, report: Progress) -> list[int]:
+    """Spool every file; returns the rows of each."""
+    total, before, rows_of_files = sum(sizes.values()), 0, []
+    for path, size in sizes.items():
+        rows = 0
+        for block, read_bytes in read_in_order(table, path, problems):
+            if not block.rows:
+                if len(problems) > 1000 and not sum(spool.rows):
+                    raise DataError(f"not one row could be read; is this the right format?\n{problems}")
+                continue
+            spool.append(block)
+            rows += block.rows
+            report("read", before + read_bytes, total)
+        if not rows:
+            raise DataError(f"{path}: no rows" + (f"; {problems}" if problems else ""))
+        rows_of_files.append(rows)
+        before += size
+    spool.close()
+    return rows_of_files
+
+
+def _explained(error: DataError, table: Table) -> DataError:
+    """The error, and the inference behind it where it comes from a column that few values contradict."""
+    for finding in table.findings:
+        if finding.warning and f"column {finding.column} " in str(error):
+            return DataError(
+                f"{error} ({finding.warning}; mend it, skip bad rows, or declare the column to be categorical)"
+            )
+    return error
+
+
+def _count_classes(spool: Spool, part: Array) -> Array:
+    """(parts, classes): the rows of each."""
+    size = len(spool.columns.classes or ())
+    counts = np.zeros(len(PARTS) * size, np.int64)
+    for i, rows in spool.blocks():
+        counts += np.bincount(part[rows] * np.int64(size) + spool.label(i), minlength=len(counts))
+    return counts.reshape(len(PARTS), size)
+
+
+def _check_both(counts: Array, classes: tuple[str, ...], label: str, rows: str) -> None:
+    """Raise DataError where fewer than two classes have rows."""
+    present = [name for name, count in zip(classes, counts.tolist(), strict=True) if count]
+    if len(present) < 2:
+        raise DataError(
+            f"the label (column {label}) is {present[0] if present else 'absent'} in all {int(counts.sum()):,} rows"
+            f"{rows}: there is nothing to tell apart"
+        )
+
+
+def _check_varies(smallest: float, largest: float, label: str, rows: str) -> None:
+    """Raise DataError where a quantity is the same in all rows."""
+    if not smallest < largest:
+        raise DataError(f"the label (column {label}) is {largest:g} in all rows{rows}: there is nothing to tell apart")
+
+
+def _write_parts(
+    spool: Spool, part: Array, standardise: Standardisation, folder: Path, progress: Progress
+) -> dict[str, dict[str, int]]:
+    """Encode every block and append its rows to their parts; returns size and checksum of each file."""
+
+    def encode(block: tuple[int, slice]) -> list[dict[str, Array]]:
+        i, rows = block
+        categorical = np.empty((spool.rows[i], len(spool.categorical)), np.int32)
+        for c, codes in enumerate(spool.codes(i)):
+            categorical[:, c] = spool.categorical[c].ids(i)[codes]
+        arrays = {"dense": standardise(spool.dense(i)), "categorical": categorical, "label": spool.label(i)}
+        arrays |= spool.beside(i)
+        chosen = [part[rows] == p for p in range(len(PARTS))]
+        encoded = [{name: a if mask.all() else a[mask] for name, a in arrays.items()} for mask in chosen]
+        for c, files in enumerate(spool.bags):
+            counts, values = spool.bag(c, i, "counts"), files.ids(i)[spool.bag(c, i, "codes")]
+            for p, mask in enumerate(chosen):
+                each = np.repeat(mask, counts)
+                encoded[p][f"bag{c}.values"] = values[each]
+                encoded[p][f"bag{c}.bounds"] = np.cumsum(counts[mask], dtype=np.int64)
+                if "weights" in files.files:
+                    encoded[p][f"bag{c}.weights"] = spool.bag(c, i, "weights")[each]
+        return encoded
+
+    with ExitStack() as stack:
+        writers = [_writers(spool, part, p, folder / name, stack) for p, name in enumerate(PARTS)]
+        totals = np.zeros((len(PARTS), len(spool.bags)), np.int64)
+        done = 0
+        for encoded in map_in_order(encode, spool.blocks()):
+            for p, arrays in enumerate(encoded):
+                for c in range(len(spool.bags)):
+                    arrays[f"bag{c}.bounds"] += totals[p, c]
+                    totals[p, c] += len(arrays[f"bag{c}.values"])
+                for name, array in arrays.items():
+                    writers[p][name].append(array)
+                done += len(arrays["label"])
+            progress("write", done, len(part))
+        for writer in (writer for of_part in writers for writer in of_part.values()):
+            assert writer.rows == writer.shape[0], (writer.rows, writer.shape)
+        return {
+            f"{part_name}/{name}.npy": {"bytes": writer.bytes, "crc32": writer.crc32}
+            for part_name, of_part in zip(PARTS, writers, strict=True)
+            for name, writer in of_part.items()
+        }
+
+
+def _writers(spool: Spool, part: Array, p: int, folder: Path, stack: ExitStack) -> dict[str, ArrayWriter]:
+    """The files of one part."""
+    folder.mkdir()
+    columns, n = spool.columns, int((part == p).sum())
+    shapes: dict[str, tuple[tuple[int, ...], Any]] = {
+        "dense": ((n, len(columns.dense or ())), np.float32),
+        "categorical": ((n, len(spool.categorical)), np.int32),
+        "label": ((n,), _label_dtype(columns)),
+    }
+    shapes |= {"weight": ((n,), np.float32)} if columns.sample_weight else {}
+    shapes |= {"group": ((n,), np.int64)} if columns.group else {}
+    for c, bag in enumerate(columns.bags or ()):
+        values = sum(int(spool.bag(c, i, "counts")[part[rows] == p].sum()) for i, rows in spool.blocks())
+        shapes[f"bag{c}.values"] = ((values,), np.int32)
+        shapes[f"bag{c}.bounds"] = ((n + 1,), np.int64)
+        if bag in columns.weights:
+            shapes[f"bag{c}.weights"] = ((values,), np.float32)
+    writers = {}
+    for name, (shape, dtype) in shapes.items():
+        writers[name] = ArrayWriter(folder / f"{name}.npy", shape, dtype)
+        stack.callback(writers[name].close)
+        if name.endswith(".bounds"):
+            writers[name].append(np.zeros(1, dtype))
+    return writers
+
+
+def _label_dtype(columns: Columns) -> type:
+    if columns.is_regression:
+        return np.float64
+    return np.uint8 if len(columns.classes or ()) <= 256 else np.int32

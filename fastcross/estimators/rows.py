@@ -11,7 +11,7 @@ import pyarrow as pa
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite, check_consistent_length, column_or_1d
 
-from fastcross.data.errors import DataError
+from fastcross.data.columns import DataError
 from fastcross.data.inference import LABEL_NAMES
 from fastcross.estimators.tables import add_column
 

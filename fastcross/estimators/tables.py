@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from fastcross.data.errors import DataError
+from fastcross.data.columns import DataError
 
 
 def is_path(X: object) -> bool:

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from fastcross.batch import Batch
-from fastcross.data.encoder import Encoder
-from fastcross.data.vocabulary import Vocabulary
+from fastcross.data.encoder import Encoder, Vocabulary
 from fastcross.explain.decomposition import CrossLogit, main_effects, pair_effects, pairs_of, set_effects
 from fastcross.models.dcn import DCN
 

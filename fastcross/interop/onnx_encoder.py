@@ -19,9 +19,8 @@ import onnx_ir as ir
 import pyarrow as pa
 
 from fastcross.data.blocks import WEEKDAYS
-from fastcross.data.encoder import Encoder
+from fastcross.data.encoder import Encoder, Vocabulary
 from fastcross.data.formats import get_format
-from fastcross.data.vocabulary import Vocabulary
 from fastcross.interop.ports import PREDICTION, Port
 
 # The last five are what onnxruntime makes of None, NaN and pandas' NA and NaT in an array of objects.

@@ -9,8 +9,7 @@ import numpy as np
 import onnx_ir as ir
 
 from fastcross._version import __version__
-from fastcross.data.encoder import Encoder
-from fastcross.data.vocabulary import Vocabulary
+from fastcross.data.encoder import Encoder, Vocabulary
 from fastcross.interop.onnx_encoder import OUTPUT, PREFIX, OnnxEncoder
 from fastcross.interop.ports import PREDICTION, Port, encoded_output
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ import pyarrow.parquet
 import pytest
 
 from fastcross.cli.main import main
-from fastcross.data.formats.lines import read_blocks
 from tests.cli.helpers import BAD_ROWS, SMALL, edited
 
 
@@ -64,7 +62,7 @@ def test_bad_rows_at_prediction(run, log, capsys, tmp_path, fails):
 @pytest.mark.parametrize("bad", [(1,), (17, 18, 900), (1999, 2000), (1, 2, 3, 1000, 2000)], ids=str)
 def test_a_bad_row_keeps_its_place(run, log, bad, monkeypatch):
     """One row of output for each row of input, whatever batches and blocks of the file its neighbours are in."""
-    monkeypatch.setattr("fastcross.data.formats.text.read_blocks", partial(read_blocks, block_bytes=100_000))
+    monkeypatch.setattr("fastcross.data.formats.text.BLOCK_BYTES", 100_000)
     lines = log.read_bytes().splitlines(keepends=True)
     for number in bad:
         lines[number - 1] = b"what is this?\n"

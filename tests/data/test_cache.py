@@ -11,9 +11,8 @@ import torch
 
 pytest.importorskip("pyarrow")
 from fastcross.data import Cache, DataError, prepare
+from fastcross.data.cache import RowOrder, Split, assign_parts
 from fastcross.data.generate import write_click_log
-from fastcross.data.order import RowOrder
-from fastcross.data.split import Split, assign_parts
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,12 @@
 import gzip
 import math
 from collections import Counter
-from functools import partial
 
 import numpy as np
 import pytest
 
 pytest.importorskip("pyarrow")
 from fastcross.data import DataError, prepare
-from fastcross.data.formats.lines import read_blocks
 from fastcross.data.generate import write_click_log
 
 
@@ -24,7 +22,7 @@ def log(tmp_path):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Many blocks from a small file, so that what spans them is exercised."""
-    monkeypatch.setattr("fastcross.data.formats.text.read_blocks", partial(read_blocks, block_bytes=50_000))
+    monkeypatch.setattr("fastcross.data.formats.text.BLOCK_BYTES", 50_000)
 
 
 def everything(cache, part):

@@ -3,7 +3,6 @@
 import csv
 import io
 import os
-from functools import partial
 
 import numpy as np
 import pytest
@@ -12,8 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyarrow")
 from fastcross.data import DataError, prepare, read_for_prediction
-from fastcross.data.formats.lines import read_blocks
-from fastcross.data.formats.records import records, sound_cut
+from fastcross.data.formats.reading import records, sound_cut
 
 COLUMNS = {"label": "y", "categorical": ["c"], "dense": ["x"]}
 
@@ -21,7 +19,7 @@ COLUMNS = {"label": "y", "categorical": ["c"], "dense": ["x"]}
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Many blocks from a small file, so that what spans them is exercised."""
-    monkeypatch.setattr("fastcross.data.formats.text.read_blocks", partial(read_blocks, block_bytes=500))
+    monkeypatch.setattr("fastcross.data.formats.text.BLOCK_BYTES", 500)
 
 
 def write(path, rows, line_end="\n"):

@@ -30,7 +30,7 @@ def covertype_lines(rows, seed=0):
 @pytest.mark.parametrize("header", [False, True])
 def test_covertype(tmp_path, header):
     lines = list(covertype_lines(200))
-    from fastcross.data.formats.covertype import FLAGS, NUMBERS
+    from fastcross.data.formats.text import FLAGS, NUMBERS
 
     first = ",".join((*NUMBERS, *FLAGS, "Cover_Type")) + "\n" if header else ""
     (tmp_path / "covtype.csv").write_text(first + "\n".join(lines) + "\n")

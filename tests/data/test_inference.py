@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastcross.data import Columns, DataError, prepare, read_for_prediction
-from fastcross.data.kinds import is_id_name, judge, look_like_ids
+from fastcross.data.inference import is_id_name, judge, look_like_ids
 
 N = 3000
 
@@ -145,8 +145,8 @@ def test_warnings_where_values_are_mixed_or_foreign(tmp_path):
 
 def test_the_sample_is_from_all_over_the_file(tmp_path, monkeypatch):
     """A log sorted by user: the first rows alone show few users, and one kind of value."""
-    monkeypatch.setattr("fastcross.data.formats.samples.FIRST_BYTES", 2000)
-    monkeypatch.setattr("fastcross.data.formats.samples.PIECE_BYTES", 2000)
+    monkeypatch.setattr("fastcross.data.formats.text.FIRST_BYTES", 2000)
+    monkeypatch.setattr("fastcross.data.formats.text.PIECE_BYTES", 2000)
     path = write(tmp_path / "t.csv", {"x": lambda i: i % 9 if i < 600 else i + 0.25, "z": lambda i: i % 5})
     cache = prepare(path, tmp_path / "c")
     assert cache.schema.dense_names == ("x",), "the beginning alone has few integers"

@@ -89,7 +89,7 @@ def test_refused(tmp_path, labels, message):
 
 def test_classes_that_the_first_rows_do_not_show(tmp_path, monkeypatch):
     """A gzip file is sampled at its beginning; classes other than a known pair are then read from all of it."""
-    monkeypatch.setattr("fastcross.data.formats.samples.FIRST_BYTES", 500)
+    monkeypatch.setattr("fastcross.data.formats.text.FIRST_BYTES", 500)
     labels = ["a"] * 150 + ["b"] * 100 + ["c"] * 50
     cache = prepare(write(tmp_path / "t.csv.gz", labels), tmp_path / "c", split="random:0.6,0.2,0.2")
     assert cache.encoder.classes == ("a", "b", "c")

@@ -1,7 +1,5 @@
 """General tables: CSV and Parquet, declared and inferred columns, bags, bad input."""
 
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastcross.data import Columns, DataError, prepare, read_for_prediction
-from fastcross.data.formats.lines import read_blocks
 
 N = 400
 
@@ -60,7 +57,7 @@ def everything(cache, part="train"):
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_declared_columns(tmp_path, csv_path, kind, monkeypatch):
-    monkeypatch.setattr("fastcross.data.formats.text.read_blocks", partial(read_blocks, block_bytes=2000))
+    monkeypatch.setattr("fastcross.data.formats.text.BLOCK_BYTES", 2000)
     monkeypatch.setattr("fastcross.data.formats.parquet.PARQUET_ROWS", 64)
     if kind == "parquet":
         pq.write_table(frame(), tmp_path / "table.parquet")

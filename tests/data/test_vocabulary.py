@@ -8,9 +8,10 @@ import pytest
 pytest.importorskip("pyarrow")
 import pyarrow as pa
 
-from fastcross.data import prepare, read_for_prediction, vocabulary
+from fastcross.data import encoder, prepare, read_for_prediction
+from fastcross.data.blocks import hash_strings
+from fastcross.data.encoder import Hashing, Vocabulary, count_values
 from fastcross.data.generate import write_click_log
-from fastcross.data.vocabulary import Hashing, Vocabulary, count_values, hash_strings
 
 
 def test_min_frequency_order_and_missing():
@@ -32,7 +33,7 @@ def test_merging_in_pieces_changes_nothing(monkeypatch):
         for value, count in zip(values.to_pylist(), counts.tolist(), strict=True):
             expected[value] += count
     whole = count_values(pairs, 5)
-    monkeypatch.setattr(vocabulary, "MERGE_AT", 64)
+    monkeypatch.setattr(encoder, "MERGE_AT", 64)
     assert count_values(pairs, 5).values.equals(whole.values)
     assert set(whole.values.to_pylist()) == {value for value, count in expected.items() if count >= 5}
 

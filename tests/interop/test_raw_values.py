@@ -7,8 +7,7 @@ import torch
 
 from fastcross.data.blocks import to_block
 from fastcross.data.columns import Columns
-from fastcross.data.encoder import Encoder, Standardisation
-from fastcross.data.vocabulary import Vocabulary
+from fastcross.data.encoder import Encoder, Standardisation, Vocabulary
 from fastcross.interop import export as export_module
 from fastcross.interop.raw_values import check_expressible
 from fastcross.interop.serving import export_run

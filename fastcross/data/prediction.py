@@ -14,12 +14,11 @@ import pyarrow as pa
 from fastcross.batch import Bag, Batch
 from fastcross.data.blocks import Block
 from fastcross.data.cache import Cache
+from fastcross.data.columns import DataError
 from fastcross.data.encoder import Encoder
-from fastcross.data.errors import DataError, Problems
 from fastcross.data.formats import get_format
-from fastcross.data.formats.table import Table
-from fastcross.data.inputs import Source, check_kind, read_in_order, resolve_paths
-from fastcross.data.memory import PLACES, MemoryTable
+from fastcross.data.formats.parquet import PLACES, MemoryTable
+from fastcross.data.formats.reading import Problems, Source, Table, check_kind, read_in_order, resolve_paths
 
 
 def read_for_prediction(
