@@ -193,10 +193,12 @@ std::unique_ptr<double[]> doubles(int64_t count) { return std::unique_ptr<double
 
 int64_t grain(int64_t work) { return std::max<int64_t>(4, (65536 / work + 3) / 4 * 4); }  // rows worth a thread
 
-struct Shares {  // of M rows with so much work each: about 2^18 to a share, which has sums of its own, 32 at the most
+// Of M rows with so much work each: about 2^18 to a share, 32 at the most. A share has sums of its own, which cost as
+// much as a dozen rows: 32 rows at the least.
+struct Shares {
   int64_t count, rows, M;
   Shares(int64_t M, int64_t work) : M(M) {
-    count = std::clamp<int64_t>(M * work >> 18, 1, 32);
+    count = std::clamp<int64_t>(std::min(M * work >> 18, M / 32), 1, 32);
     rows = ((M + count - 1) / count + 3) / 4 * 4;
     count = std::max<int64_t>(1, (M + rows - 1) / std::max<int64_t>(1, rows));
   }
