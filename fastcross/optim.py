@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastcross.kernels.fixed_rows import sum_rows
+from fastcross.kernels.embedding import sum_rows
 from fastcross.kernels.row_updates import Rows, has_heads, mark_heads
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.ops import backends, row_updates

@@ -1,13 +1,30 @@
-"""Embedding rows in PyTorch's own operators, for any device and dtype; kernels/cpu/embedding.py has the same functions.
+"""Embedding rows in PyTorch's own operators, for any device and dtype, and what all backends agree on.
 
     embedding_stack_fwd   x0 = [table_k[ids[m, k]] …, Σ_n coefficient_n table[values_n] …, dense]     (eq. 1 and 2)
     embedding_stack_bwd   for each table its distinct ids, ascending, and Σ dx0 over the rows m that share one; on
-                          other devices than the CPU all of its ids, see ``fixed_rows.py``
+                          other devices than the CPU all of its ids, as below
     weights_bwd           the gradient of a bag's weights
 
 The tables are those of the single-valued features, then those of the bags. Sums over the rows that share an id run in
 float32 for half precision. Ids and offsets are checked where that does not wait for a device: on the CPU. The backward
 functions can themselves be differentiated.
+
+On a GPU the gradient of table k has as many entries n_k as the batch has ids, so its size follows from shapes, not from
+values: ``rows``, the ids in ascending order *with* repetitions, and ``values``: at the first entry of each run of equal
+ids (its head) the sum of dx0 over the run, at all others exactly 0. So nobody waits for a device to count distinct ids.
+As a sparse tensor that is not coalesced this is a gradient for anybody, its values have the norm of the coalesced one,
+and who looks at heads only needs not coalesce it. The Triton kernels write all tables' rows into one buffer and all
+values into another, in the order of the tables.
+
+Ids and offsets that are wrong on a GPU, where an error would have to wait for it, are recorded and raised later. A
+tensor of int64, ``faults``, has one place for each feature, and two for each bag's offsets. A kernel puts there the
+least of
+
+    position << 32 | what was found there        position: the row; of a bag's id that of the value
+
+(what was found cut to 32 bits), and beside an offset the number of the bag's values: of batches with wrong offsets only
+those that have as many values as the first one are recorded. So what is told of a feature is true of one batch, though
+not of the first one that was wrong. x0 is NaN where an id or an offset was.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +34,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastcross.kernels import fixed_rows
+from fastcross.kernels.row_updates import Rows
 from fastcross.kernels.rows import accumulation_dtype
 
 # Rows of x0 start on a boundary of this many elements: 64 bytes in float32, a cache line and the widest load.
 ALIGNMENT = 16
-
-Rows = tuple[Tensor, Tensor]  # of a table: distinct ids, ascending, and a row of numbers for each
 
 
 def embedding_stack(
@@ -100,7 +115,7 @@ def embedding_stack_bwd(
         if not needs[k]:
             result += [ids.new_empty(0), dx0.new_empty(0)]
         elif k < ids.shape[1]:
-            result += sum_rows(ids[:, k], g, sizes[2 * k])
+            result += sum_distinct(ids[:, k], g, sizes[2 * k])
         else:
             bag = values[k - ids.shape[1]], offsets[k - ids.shape[1]], coefficients[k - ids.shape[1]]
             result += sum_bag(*bag, g, sizes[2 * k])
@@ -109,7 +124,7 @@ def embedding_stack_bwd(
 
 def sum_bag(values: Tensor, offsets: Tensor, coefficients: Tensor, g: Tensor, height: int) -> Rows:
     """A bag's distinct ids, and coefficient_n g summed over the values n that share one, g being that of n's row."""
-    return sum_rows(values, g[row_of_value(values, offsets)] * coefficients.to(g.dtype).unsqueeze(1), height)
+    return sum_distinct(values, g[row_of_value(values, offsets)] * coefficients.to(g.dtype).unsqueeze(1), height)
 
 
 def is_compact(g: Tensor) -> bool:
@@ -117,10 +132,10 @@ def is_compact(g: Tensor) -> bool:
     return g.device.type == "cpu"
 
 
-def sum_rows(ids: Tensor, g: Tensor, height: int) -> Rows:
-    """The distinct ids, and the rows of g summed over each."""
+def sum_distinct(ids: Tensor, g: Tensor, height: int) -> Rows:
+    """The distinct ids, and the rows of g summed over each; on a GPU all ids (:func:`sum_rows`)."""
     if not is_compact(g):
-        return fixed_rows.sum_rows(ids, g)
+        return sum_rows(ids, g)
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < height:
         # PyTorch's coalesce() would write out of bounds.
         raise RuntimeError(f"a table has {height} ids; got others: they were changed since the forward pass")
@@ -239,3 +254,79 @@ def check_offsets(values: Sequence[Tensor], offsets: Sequence[Tensor], K: int) -
 
 def bad_offsets(k: int, n: int, found: str) -> ValueError:
     return ValueError(f"feature {k}'s offsets must start at 0 and rise to at most {n}; got {found}")
+
+
+def sum_rows(ids: Tensor, g: Tensor) -> Rows:
+    """The ids, ascending, and the rows of g summed over each run of equal ones; in operators of PyTorch."""
+    rows, order = ids.sort(stable=True)
+    heads = torch.searchsorted(rows, rows)  # of each entry's run: the first place where its id could stand
+    dtype = accumulation_dtype(g)
+    # Not index_add, whose order on a GPU differs from run to run.
+    return rows, torch.zeros_like(g, dtype=dtype).index_put((heads,), g.to(dtype)[order], accumulate=True)
+
+
+def entries(ids: Tensor, values: Sequence[Any], needs: Sequence[bool]) -> list[int]:
+    """n_k of each table: a row of the batch has one id of a single-valued feature; 0 where no gradient is needed."""
+    counts = [ids.shape[0]] * ids.shape[1] + [value.shape[0] for value in values]
+    return [count if needed else 0 for count, needed in zip(counts, needs, strict=True)]
+
+
+def split(rows: Tensor, values: Tensor, counts: Sequence[int], widths: Sequence[int]) -> list[Rows]:
+    """Each table's part of the two buffers."""
+    sizes = [count * width for count, width in zip(counts, widths, strict=True)]
+    parts = zip(rows.split(list(counts)), values.split(sizes), counts, widths, strict=True)
+    return [(part, numbers.view(count, width)) for part, numbers, count, width in parts]
+
+
+def first_keys(heights: Sequence[int], counts: Sequence[int]) -> list[int]:
+    """Where the keys, first_key + id, begin of each table that has entries, and where the last one's end.
+
+    The key after a table's last id belongs to ids that are not in the table, so that each table keeps its own places
+    when the keys are sorted, whatever its ids are.
+    """
+    first = [0]
+    for height, count in zip(heights, counts, strict=True):
+        first.append(first[-1] + (height + 1 if count else 0))
+    return first
+
+
+def key_dtype(heights: Sequence[int], counts: Sequence[int]) -> torch.dtype:
+    """32 bits where they are enough: a radix sort takes half the passes."""
+    return torch.int32 if first_keys(heights, counts)[-1] < 2**31 else torch.int64
+
+
+NO_FAULT = torch.iinfo(torch.int64).max  # in every place where nothing was wrong
+LEAST, MOST = -(2**31), 2**31 - 1
+
+
+def faults_size(single: int, bags: int) -> int:
+    return single + 3 * bags
+
+
+def new_faults(single: int, bags: int, device: torch.device | None = None) -> Tensor:
+    return torch.full((faults_size(single, bags),), NO_FAULT, dtype=torch.int64, device=device)
+
+
+def raise_faults(faults: Tensor, single: int, heights: Sequence[int]) -> None:
+    """Raises for the first feature's fault that was recorded, and forgets them all; waits for the device."""
+    if faults.is_meta or not heights:
+        return
+    recorded = faults.tolist()
+    if all(value == NO_FAULT for value in recorded):
+        return
+    faults.fill_(NO_FAULT)
+    for k, height in enumerate(heights):
+        at = len(heights) + 2 * (k - single)
+        if k >= single and recorded[at] != NO_FAULT:
+            row, found = _open(recorded[at])
+            raise bad_offsets(k, recorded[at + 1], f"{found} in row {row}")
+        if recorded[k] != NO_FAULT:
+            position, found = _open(recorded[k])
+            raise out_of_range(k, found, height, f"{'row' if k < single else 'value'} {position}")
+
+
+def _open(value: int) -> tuple[int, str]:
+    """The position, and what was found there."""
+    found = ((value & (2**32 - 1)) ^ 2**31) - 2**31
+    more = {LEAST: " or less", MOST: " or more"}.get(found, "")
+    return value >> 32, f"{found}{more}"

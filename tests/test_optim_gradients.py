@@ -12,7 +12,7 @@ from torch import nn
 
 from fastcross import optim
 from fastcross.kernels import row_updates as plain
-from fastcross.kernels.fixed_rows import sum_rows
+from fastcross.kernels.embedding import sum_rows
 from fastcross.kernels.row_updates import has_heads, mark_heads
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.optim import gradients, rows_of, summed

@@ -4,7 +4,6 @@ The launchers run on tensors without memory, and each launch they make is record
 """
 
 import functools
-import importlib
 import math
 import random
 from collections.abc import Callable
@@ -17,7 +16,7 @@ from triton.runtime.jit import JITFunction, type_canonicalisation_dict
 
 from benchmarks.static.machine_code import Launch
 from benchmarks.suites import OPERATORS
-from fastcross.kernels.gpu import hardware
+from fastcross.kernels.gpu import launch, launchers
 from fastcross.kernels.gpu.launch import Hardware
 from fastcross.kernels.rows import kept_sizes
 
@@ -95,7 +94,9 @@ def record(target: str, call: Callable[[], object], rows: tuple[int, ...] = ()) 
 
     with (
         mock.patch.object(JITFunction, "run", run),
-        mock.patch.object(hardware, "of", return_value=Hardware(PROCESSORS, warp_size, target.startswith("gfx"))),
+        mock.patch.object(
+            launch, "hardware_of", return_value=Hardware(PROCESSORS, warp_size, target.startswith("gfx"))
+        ),
     ):
         call()
     return recorded
@@ -104,7 +105,7 @@ def record(target: str, call: Callable[[], object], rows: tuple[int, ...] = ()) 
 def prepare(case: Case, device: str) -> Callable[[], object]:
     """A call of the operator's launcher."""
     stem = case.operator.rpartition("_")[0]
-    launcher = getattr(importlib.import_module(f"fastcross.kernels.gpu.{stem}"), case.operator)
+    launcher = getattr(launchers, case.operator).__wrapped__  # whatever the current device is
     x_dtype, w_dtype = DTYPES[case.dtype]
     stride = {"aligned": -(-case.d // 16) * 16, "packed": case.d, "odd": case.d + 1}[case.layout]
 

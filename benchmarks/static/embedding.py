@@ -16,9 +16,8 @@ from torch import Tensor
 
 from benchmarks.static.cases import BATCH, TARGETS, record
 from benchmarks.static.machine_code import Code, Launch, compile_all
-from fastcross.kernels import faults, fixed_rows
-from fastcross.kernels.gpu.embedding import embedding_stack_keyed_fwd
-from fastcross.kernels.gpu.embedding_bwd import embedding_stack_keyed_bwd
+from fastcross.kernels import embedding as plain
+from fastcross.kernels.gpu.embedding import embedding_stack_keyed_bwd, embedding_stack_keyed_fwd
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 DEFAULT_DTYPES = ("fp32", "bf16", "fp16")
@@ -57,10 +56,10 @@ def launches(case: EmbeddingCase) -> list[Launch]:
         weights = [empty(case.values) if i % 2 else None for i in range(case.bags)]
         height = 2**31 if case.high else 1000
         stack = [empty(height, width) for width in case.widths]
-        recorded = faults.new_faults(ids.shape[1], case.bags, dense.device)
+        recorded = plain.new_faults(ids.shape[1], case.bags, dense.device)
         needs, bags = [True] * tables, [*values, *offsets, *weights]
         x0, keys, rows, coefficients = embedding_stack_keyed_fwd(dense, ids, bags, stack, recorded, case.pooling, needs)
-        sizes, counts = [size for table in stack for size in table.shape], fixed_rows.entries(ids, values, needs)
+        sizes, counts = [size for table in stack for size in table.shape], plain.entries(ids, values, needs)
         embedding_stack_keyed_bwd(x0, keys, rows, coefficients, sizes, counts, case.bags)
 
     return record(case.target, step)

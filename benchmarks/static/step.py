@@ -31,7 +31,7 @@ from benchmarks.static.cases import FLOOR
 from fastcross import DCN, optim
 from fastcross.batch import Bag
 from fastcross.data import Batch
-from fastcross.kernels.gpu import hardware, launchers
+from fastcross.kernels.gpu import launchers
 from fastcross.kernels.gpu.launch import Hardware
 from fastcross.ops import backends
 from fastcross.training.config import TrainingConfig
@@ -124,7 +124,7 @@ def counted() -> Iterator[Counted]:
 
     with (
         mock.patch.object(JITFunction, "run", launch),
-        mock.patch.object(hardware, "of", return_value=Hardware(132, 32)),
+        mock.patch.object(launch, "hardware_of", return_value=Hardware(132, 32)),
         mock.patch.object(backends, "_interpreting", return_value=True),
         mock.patch.object(backends, "kernel", lambda name, backend, x: getattr(launchers, name)),  # in plain sight
         NoReads(),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcross.batch import Bag
-from fastcross.kernels.faults import new_faults, raise_faults
+from fastcross.kernels.embedding import new_faults, raise_faults
 from fastcross.ops import checks
 from fastcross.ops.embedding import Bags, embedding_stack
 
@@ -42,8 +42,8 @@ class EmbeddingStack(nn.Module):
         backend: "auto" takes the CPU's or the GPU's kernels where they run, else PyTorch's operators, as "torch" does.
     """
 
-    # See kernels/faults.py. It tells what this very layer met, so it is no buffer: those are averaged, broadcast, cast,
-    # copied and left empty with the model's weights.
+    # See kernels/embedding.py. It tells what this very layer met, so it is no buffer: those are averaged, broadcast,
+    # cast, copied and left empty with the model's weights.
     faults: Tensor
 
     def __init__(

@@ -5,7 +5,7 @@ that share an id, whatever the table holds. Only the gradient of a bag's weights
 
 A table's gradient is dense, or sparse with the rows of its ids in ascending order. On the CPU each id is there once. On
 a GPU, where to count ids is to wait, an id stands there as often as in the batch: its sum at the first entry, zeros
-at the others (``kernels/fixed_rows.py``).
+at the others (``kernels/embedding.py``).
 """
 
 from collections.abc import Callable, Sequence
@@ -18,8 +18,6 @@ from torch import Tensor
 from fastcross import reference
 from fastcross.batch import Bag
 from fastcross.kernels import embedding as plain
-from fastcross.kernels import faults as faults_of
-from fastcross.kernels import fixed_rows
 from fastcross.kernels.row_updates import mark_heads
 from fastcross.kernels.rows import accumulation_dtype, as_rows
 from fastcross.ops import backends, checks
@@ -259,8 +257,8 @@ def _keyed_stack(
     values, offsets, weights = bags
     if faults is not None and faults.device != dense.device:
         faults = None  # of a layer that was called with tables from elsewhere
-    recorded = faults_of.new_faults(ids.shape[1], len(values), dense.device) if faults is None else faults
-    wanted, found = (faults_of.size(ids.shape[1], len(values)), torch.int64), (recorded.numel(), recorded.dtype)
+    recorded = plain.new_faults(ids.shape[1], len(values), dense.device) if faults is None else faults
+    wanted, found = (plain.faults_size(ids.shape[1], len(values)), torch.int64), (recorded.numel(), recorded.dtype)
     if found != wanted or not recorded.is_contiguous():
         raise ValueError(f"faults must be contiguous, {' '.join(map(str, wanted))}; got {' '.join(map(str, found))}")
     if backends.differentiates(dense, *weights, *tables):
@@ -272,7 +270,7 @@ def _keyed_stack(
         needs = [False] * len(tables)
         x0 = fwd(dense, ids, [*values, *offsets, *weights], list(tables), recorded, pooling, needs)[0]
     if faults is None and not torch.compiler.is_compiling():
-        faults_of.raise_faults(recorded, ids.shape[1], [table.shape[0] for table in tables])
+        plain.raise_faults(recorded, ids.shape[1], [table.shape[0] for table in tables])
     return x0
 
 
@@ -312,10 +310,10 @@ class KeyedStackFunction(torch.autograd.Function):
             found = _plain_bwd(dx0, ids, bags, pooling, sizes, needs, sparse)
             dtables = _as_gradients(found, sizes, [ctx.dtype] * len(needs), needs, plain.is_compact(dx0), sparse)
         elif any(needs):
-            counts = fixed_rows.entries(ids, values, kept)
+            counts = plain.entries(ids, values, kept)
             bwd = backends.kernel("embedding_stack_keyed_bwd", backend, dx0)
             found, numbers = bwd(as_rows(dx0), keys, rows, coefficients, sizes, counts, ctx.bags)
-            parts = fixed_rows.split(found, numbers.to(ctx.dtype), counts, sizes[1::2])
+            parts = plain.split(found, numbers.to(ctx.dtype), counts, sizes[1::2])
             to_gradient: Callable[..., Tensor] = _heads_gradient if sparse else _dense_gradient
             dtables = [
                 to_gradient(*part, sizes[2 * k : 2 * k + 2]) if needs[k] else None for k, part in enumerate(parts)
@@ -374,8 +372,8 @@ def _fake_keyed_fwd(
     pooling: str,
     needs: list[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    x0, counts = plain.empty_x0(dense, tables), fixed_rows.entries(ids, bags[: len(bags) // 3], needs)
-    keys = ids.new_empty(sum(counts), dtype=fixed_rows.key_dtype([table.shape[0] for table in tables], counts))
+    x0, counts = plain.empty_x0(dense, tables), plain.entries(ids, bags[: len(bags) // 3], needs)
+    keys = ids.new_empty(sum(counts), dtype=plain.key_dtype([table.shape[0] for table in tables], counts))
     of_bags = sum(counts[ids.shape[1] :])
     return x0, keys, ids.new_empty(of_bags, dtype=torch.int32), dense.new_empty(of_bags, dtype=accumulation_dtype(x0))
 

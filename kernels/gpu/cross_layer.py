@@ -14,11 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcross.kernels.gpu import hardware, launch
+from fastcross.kernels.gpu import launch
 from fastcross.kernels.gpu.launch import Work
-from fastcross.kernels.gpu.pack import pack
-from fastcross.kernels.gpu.projection import project, row_dot, tile, word
-from fastcross.kernels.gpu.reduction import reduce_sums
+from fastcross.kernels.gpu.parameters import pack, reduce_sums
+from fastcross.kernels.gpu.recurrence import project, row_dot, tile, word
 from fastcross.kernels.gpu.tiles import (
     add,
     dot,
@@ -73,7 +72,7 @@ def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tenso
     y = empty_rows(x0)
     align = word(x0, x, y)
     plan = launch.forward(
-        N, Work(x0.element_size(), align, 1, held=2, moved=3, rest=N % align > 0, dots=1), hardware.of(x0.device)
+        N, Work(x0.element_size(), align, 1, held=2, moved=3, rest=N % align > 0, dots=1), launch.hardware_of(x0.device)
     )
     segments = plan.segments(N)
     w, b = w.contiguous(), None if b is None else b.contiguous()
@@ -152,7 +151,7 @@ def cross_layer_bwd(
     """dx0, dx, dw and db, each empty unless needed."""
     need_dx0, need_dx, need_dw, need_db = needs
     M, N = x0.shape
-    device, size = hardware.of(x0.device), x0.element_size()
+    device, size = launch.hardware_of(x0.device), x0.element_size()
     dx0 = empty_rows(x0) if need_dx0 else x0.new_empty(0)
     dx = empty_rows(x) if need_dx else x.new_empty(0)
     align = word(dy, x0, x, *([dx0] if need_dx0 else []), *([dx] if need_dx else []))
@@ -187,7 +186,7 @@ def _project(x: Tensor, w: Tensor) -> Tensor:
     M, N = x.shape
     align = word(x)
     plan = launch.forward(
-        min(N, launch.SEGMENT), Work(x.element_size(), align, 1, held=1, moved=1, dots=1), hardware.of(x.device)
+        min(N, launch.SEGMENT), Work(x.element_size(), align, 1, held=1, moved=1, dots=1), launch.hardware_of(x.device)
     )
     buffer, kept = pack(w.unsqueeze(0), None, None, x, 0)
     s = buffer.new_empty((plan.segments(N), M))

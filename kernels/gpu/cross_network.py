@@ -1,12 +1,25 @@
-"""Triton: the whole cross network, forward and backward.
+"""Triton: the whole cross network and its logits, forward and backward.
 
     p_l = x0·w_l,   α_{l+1} = α_l (1 + p_l) + c_l,   y = α_L x0 + β_L
+    q = x0 Vᵀ,      z = α_L q + β_L Vᵀ                                   the logits: x_L is neither written nor read
 
-A row of x0 stays in registers while all layers pass over it. Per row, in units of d elements: forward 1 read + 1 write,
-backward 2 reads + 1 write, whatever L is. What is kept for the backward pass: p (L scalars per row), and the parameters
-as ``pack`` has laid them out, which know nothing of the batch. Rows too long for registers (more than 22,000 columns)
-take their dots in a pass of their own: one more read. The backward pass is in ``network_bwd``.
+    network:  a_L = dy·x0          logits:  a_L = Σ_c dz_c q_c,  dq = α_L dz
+    dp_l = a_{l+1} α_l,   dx0 = α_L dy + Σ_l dp_l w_l + Σ_c dq_c v_c
+    dw_l = Σ_rows dp_l x0 + dc_l β_l,   db_j = Σ_rows dy + Σ_{l>j} dc_l w_l,   dV = dqᵀ x0 + (Σ_rows dz) β_Lᵀ
+
+A row of x0 stays in registers while all layers pass over it. Per row, in units of d elements, whatever L is: forward 1
+read + 1 write, backward 2 reads + 1 write; logits 1 read, and 1 + 1. Kept for the backward pass: p (L scalars per row),
+and the parameters as ``pack`` has laid them out, which know nothing of the batch. Rows too long for registers (more
+than 22,000 columns) take their dots in a pass of their own: one more read. With hundreds of outputs a GEMM on x_L is
+better than logits.
+
+The backward pass takes three launches: the scalars (``recurrence``), the rows, and the sums of the programs
+(``reduce_sums``). Persistent programs sum dp_l x0 and dy over their rows in registers. Where L·d is too much for them,
+``launch`` weighs bytes: sums in a buffer of the program's own that stays in L2, or segments of rows, whose dots take a
+read of their own (and where even a segment's sums are too many, a pass over x0 for each group of layers).
 """
+
+# mypy: disable-error-code=assignment
 
 from collections.abc import Sequence
 
@@ -14,13 +27,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from fastcross.kernels.gpu import hardware, launch
+from fastcross.kernels.gpu import launch
 from fastcross.kernels.gpu.launch import Work
-from fastcross.kernels.gpu.network_bwd import network_bwd
-from fastcross.kernels.gpu.pack import pack
-from fastcross.kernels.gpu.projection import project, tile, word
-from fastcross.kernels.gpu.recurrence import recurrence_fwd
-from fastcross.kernels.gpu.tiles import add, dot, load_packed, load_rows, scale, store_rows
+from fastcross.kernels.gpu.parameters import open_kept, pack, reduce_sums
+from fastcross.kernels.gpu.recurrence import project, recurrence_bwd, recurrence_fwd, recurrence_tile, tile, word
+from fastcross.kernels.gpu.tiles import (
+    add,
+    add_sums,
+    carve,
+    dot,
+    fold,
+    load_packed,
+    load_rows,
+    scale,
+    store_rows,
+    store_sums,
+    zeros,
+)
 from fastcross.kernels.rows import empty_rows
 
 
@@ -73,7 +96,9 @@ def cross_network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool) -> 
     y = empty_rows(x0)
     align = word(x0, y)
     plan = launch.forward(
-        N, Work(x0.element_size(), align, L, held=1, moved=2, rest=N % align > 0, dots=1), hardware.of(x0.device)
+        N,
+        Work(x0.element_size(), align, L, held=1, moved=2, rest=N % align > 0, dots=1),
+        launch.hardware_of(x0.device),
     )
     buffer, kept = pack(w, b, None, x0, M if keep_p else 0)
     alpha, segments = None, plan.segments(N)
@@ -97,3 +122,201 @@ def cross_network_bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """dx0, dw and db, each empty unless needed."""
     return network_bwd(dy, x0, w, b, None, kept, (*needs, False))[:3]
+
+
+def cross_logits_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p: bool) -> tuple[Tensor, Tensor]:
+    """z (M, C), and the buffer with p followed by q (L + C, M) if they are to be kept."""
+    M, N = x0.shape
+    rows, align = w.shape[0] + v.shape[0], word(x0)
+    plan = launch.forward(
+        N,
+        Work(x0.element_size(), align, rows, held=1, moved=1, rest=N % align > 0, dots=1),
+        launch.hardware_of(x0.device),
+    )
+    segments = plan.segments(N)
+    in_place = segments == 1  # the dots of whole rows need no putting together
+    buffer, kept = pack(w, b, v, x0, M if keep_p or in_place else 0)
+    parts = kept.p if in_place else buffer.new_empty(segments * rows * M)
+    project(x0, kept.packed, plan, align, parts)
+    z = x0.new_empty((M, v.shape[0]))
+    recurrence_fwd(parts, kept, M, w.shape[0], b is not None, z)
+    return z, buffer if keep_p else buffer.new_empty(0)
+
+
+def cross_logits_bwd(
+    dz: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, kept: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dx0, dw, db and dv, each empty unless needed."""
+    return network_bwd(dz, x0, w, b, v, kept, needs)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _cross_network_bwd_kernel(
+    # pointers
+    dy_ptr, x0_ptr, w_ptr, scalars_ptr, dx0_ptr, sums_ptr, dc_ptr,
+    # sizes
+    M, N,
+    # strides
+    stride_dy_m, stride_x0_m, stride_dx0_m,
+    # constexprs
+    WHOLE_ROWS: tl.constexpr, HAS_DY: tl.constexpr, SUMS_IN_REGISTERS: tl.constexpr,
+    NEED_DX0: tl.constexpr, NEED_DW: tl.constexpr, NEED_DY_SUM: tl.constexpr, NEED_DC: tl.constexpr,
+    L: tl.constexpr, LAYERS: tl.constexpr, STORED: tl.constexpr, COLUMNS: tl.constexpr,
+    ALIGN: tl.constexpr, REST: tl.constexpr, RAGGED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """dx0 = α_L dy + Σ_l dp_l w_l; dw_l = Σ_rows dp_l x0; Σ_rows dy; dc_l = Σ_rows a_{l+1}.
+
+    Whole rows: a = dy·x0 is taken here, and the scalars are dp_l / a and a_{l+1} / a. Without dy (a head):
+    α_L dy is left out. LAYERS: how many a program takes, one group of several; 0 where nothing is summed by layer.
+    STORED: rows of a program's sums beside the layers', 1 where Σ_rows dy is among them. L and COLUMNS are known to the
+    compiler, which then needs no register for the address of a layer.
+    """
+    pid = tl.program_id(0)
+    first = tl.program_id(1) * (CHUNKS * BLOCK_N)
+    group = tl.program_id(2) * LAYERS
+    DTYPE: tl.constexpr = scalars_ptr.dtype.element_ty
+    sums_ptr += pid.to(tl.int64) * ((L + STORED) * COLUMNS)
+    # Adds nothing: where W is read there is one group. What is known of the address is then what is known of the rows',
+    # so that W lies over the threads as they do.
+    w_ptr += tl.program_id(2) * ALIGN
+
+    SUMS: tl.constexpr = LAYERS * NEED_DW
+    dw = zeros(SUMS * SUMS_IN_REGISTERS * CHUNKS, ROWS, BLOCK_N, DTYPE)
+    dy_sum = zeros(NEED_DY_SUM * CHUNKS, ROWS, BLOCK_N, DTYPE)
+    dc = ()
+    for _ in tl.static_range(NEED_DC * LAYERS):
+        dc = dc + (tl.zeros((BLOCK_M,), DTYPE),)
+    if SUMS and not SUMS_IN_REGISTERS:
+        none = zeros(CHUNKS, ROWS, BLOCK_N, DTYPE)
+        for layer in range(L):
+            store_sums(sums_ptr + layer * COLUMNS, none, first, COLUMNS, BLOCK_N, CHUNKS)
+        tl.debug_barrier()
+
+    for tile_m in range(pid, tl.cdiv(M, BLOCK_M), tl.num_programs(0)):
+        offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+        mask_m = offs_m < M
+        dp_ptrs = scalars_ptr + offs_m.to(tl.int64) * (2 * L + 1)
+
+        if HAS_DY:
+            dy = load_rows(dy_ptr, offs_m, mask_m, first, N, stride_dy_m, DTYPE, ALIGN, REST, BLOCK_N, CHUNKS)
+        if WHOLE_ROWS or NEED_DW:
+            x0 = load_rows(x0_ptr, offs_m, mask_m, first, N, stride_x0_m, DTYPE, ALIGN, REST, BLOCK_N, CHUNKS)
+
+        if WHOLE_ROWS:
+            a = dot(dy, x0, CHUNKS)
+        if NEED_DY_SUM:
+            dy_sum = add(dy_sum, fold(dy, ROWS, CHUNKS), CHUNKS)
+        if NEED_DX0:
+            if HAS_DY:
+                dx0 = scale(tl.load(dp_ptrs + 2 * L, mask=mask_m, other=0.0), dy, CHUNKS)
+            else:
+                dx0 = zeros(CHUNKS, BLOCK_M, BLOCK_N, DTYPE)
+        if LAYERS:
+            total, dc_total = (), ()
+            for i in tl.static_range(LAYERS):
+                mask = mask_m & (group + i < L)
+                dp = tl.load(dp_ptrs + group + i, mask=mask, other=0.0)
+                if WHOLE_ROWS:
+                    dp *= a
+                if NEED_DC:
+                    dc_total = dc_total + (dc[i] + a * tl.load(dp_ptrs + L + i, mask=mask, other=0.0),)
+                if NEED_DX0:
+                    w = load_packed(w_ptr + i * COLUMNS, first, COLUMNS, DTYPE, RAGGED, BLOCK_M, BLOCK_N, CHUNKS, ROWS)
+                    dx0 = add(dx0, scale(dp, w, CHUNKS), CHUNKS)
+                if SUMS:
+                    sums = fold(scale(dp, x0, CHUNKS), ROWS, CHUNKS)
+                    if SUMS_IN_REGISTERS:
+                        total = total + add(dw[i * CHUNKS : (i + 1) * CHUNKS], sums, CHUNKS)
+                    else:
+                        add_sums(sums_ptr + i * COLUMNS, sums, first, COLUMNS, BLOCK_N, CHUNKS)
+            dw, dc = total, dc_total
+        elif NEED_DX0:
+            w_ptrs = w_ptr
+            for layer in range(L):
+                dp = tl.load(dp_ptrs + layer, mask=mask_m, other=0.0)
+                if WHOLE_ROWS:
+                    dp *= a
+                w = load_packed(w_ptrs, first, COLUMNS, DTYPE, RAGGED, BLOCK_M, BLOCK_N, CHUNKS, ROWS)
+                dx0 = add(dx0, scale(dp, w, CHUNKS), CHUNKS)
+                w_ptrs += COLUMNS
+
+        if SUMS and not SUMS_IN_REGISTERS:
+            # Loads and stores of the sums may lie differently over the threads: one may read what another wrote.
+            tl.debug_barrier()
+        if NEED_DX0:
+            store_rows(dx0_ptr, dx0, offs_m, mask_m, first, N, stride_dx0_m, ALIGN, REST, BLOCK_N, CHUNKS)
+
+    for i in tl.static_range(LAYERS):
+        layer = group + i
+        if SUMS and SUMS_IN_REGISTERS:  # noqa: SIM102 the compiler knows this, and not the next
+            if layer < L:
+                sums = dw[i * CHUNKS : (i + 1) * CHUNKS]
+                store_sums(sums_ptr + layer * COLUMNS, sums, first, COLUMNS, BLOCK_N, CHUNKS)
+        if NEED_DC:
+            tl.store(dc_ptr + pid * L + layer, tl.sum(dc[i], 0))
+    if NEED_DY_SUM:
+        store_sums(sums_ptr + L * COLUMNS, dy_sum, first, COLUMNS, BLOCK_N, CHUNKS)
+
+
+def network_bwd(
+    g: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor | None, buffer: Tensor, needs: Sequence[bool]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """dx0, dw, db and dv, each empty unless needed, from dy; with a head from dz, and without x_L."""
+    need_dx0, need_dw, need_db, need_dv = needs
+    (M, N), L, device = x0.shape, w.shape[0], launch.hardware_of(x0.device)
+    rows = L if v is None else L + v.shape[0]
+    need_sums, need_dy_sum = need_dw or need_dv, need_db and v is None
+    need_dc = need_db or (need_sums and b is not None)
+    dx0 = empty_rows(x0) if need_dx0 else x0.new_empty(0)
+    dw, db = w.new_empty(w.shape if need_dw else 0), (w if b is None else b).new_empty(w.shape if need_db else 0)
+    dv = w.new_empty(0) if v is None else v.new_empty(v.shape if need_dv else 0)
+    kept = open_kept(buffer, rows, M, w, v)
+
+    align = word(x0, *([g] if v is None else []), *([dx0] if need_dx0 else []))
+    work = Work(
+        x0.element_size(), align, rows, held=2, moved=2 + (v is None),
+        sums=rows * need_sums + need_dy_sum, scalars=rows * need_dc, rest=N % align > 0,
+    )  # fmt: skip
+    plan = launch.backward(N, work, device, v is None)
+    programs, whole = plan.programs(M, N, work, device), plan.whole_rows
+    options = recurrence_tile(device, align, not whole and v is None)
+    dc_parts = programs if whole else -(-M // options["BLOCK_M"])
+    sums, scalars, dc = carve(
+        buffer,
+        programs * (rows + need_dy_sum) * kept.packed.shape[1] * (need_sums or need_dy_sum),
+        M * (2 * rows + 1),
+        dc_parts * rows * need_dc,
+    )
+    if M:
+        recurrence_bwd(
+            g, x0, kept, scalars, dc, L, options,
+            has_bias=b is not None, has_a=not whole and v is None, need_dc=need_dc,
+        )  # fmt: skip
+
+    def pass_over_rows(need_dx0: bool, need_dw: bool, adds_dy: bool, groups: int) -> None:
+        layers = -(-rows // groups) if need_dw or (need_dc and whole) else 0
+        _cross_network_bwd_kernel[(programs, plan.segments(N), groups)](
+            g if v is None else None, x0, kept.packed, scalars, dx0, sums, dc,
+            M, N,
+            g.stride(0) if v is None else 0, x0.stride(0), dx0.stride(0),
+            WHOLE_ROWS=whole, HAS_DY=v is None, SUMS_IN_REGISTERS=plan.sums_in_registers,
+            NEED_DX0=need_dx0, NEED_DW=int(need_dw), NEED_DY_SUM=int(adds_dy), NEED_DC=int(need_dc and whole),
+            L=rows, LAYERS=layers, STORED=int(need_dy_sum), COLUMNS=kept.packed.shape[1],
+            **tile(plan, N, align),
+        )  # fmt: skip
+
+    if plan.groups == 1:
+        if need_dx0 or need_sums or need_dy_sum or (need_dc and whole):  # a head's db takes no more than the scalars
+            pass_over_rows(need_dx0, need_sums, need_dy_sum, 1)
+    else:
+        if need_dx0 or need_dy_sum:
+            pass_over_rows(need_dx0, False, need_dy_sum, 1)
+        pass_over_rows(False, True, False, plan.groups)
+    if need_sums or need_db:
+        reduce_sums(
+            sums, dc if need_dc else None, kept.packed, b,
+            (dw if need_dw else None, dv if need_dv else None, db if need_db else None),
+            layers=L, columns=kept.packed.shape[1], parts=programs, dc_parts=dc_parts, has_dy=need_dy_sum,
+        )  # fmt: skip
+    return dx0, dw, db, dv

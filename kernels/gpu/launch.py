@@ -23,6 +23,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+import torch
+
 REGISTER_FILE = 2048  # 32-bit registers per lane of a processor's warps
 MOST_REGISTERS = 190  # predicted, per thread; the compilers have 255, and the model may err by the difference
 MOST_REGISTERS_WITH_ADDRESSES = 240  # of 256
@@ -53,6 +55,17 @@ class Hardware(NamedTuple):
     processors: int = 16
     warp_size: int = 32
     amd: bool = False
+
+
+@functools.cache
+def hardware_of(device: torch.device) -> Hardware:
+    """From the properties that PyTorch has cached: no synchronisation. The defaults stand for the interpreter
+    and for devices whose properties PyTorch does not give."""
+    if device.type != "cuda":
+        return Hardware()
+    properties = torch.cuda.get_device_properties(device)
+    warp_size = getattr(properties, "warp_size", 32)
+    return Hardware(properties.multi_processor_count, warp_size, amd=torch.version.hip is not None)
 
 
 class Work(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from fastcross.kernels.gpu import cross_layer, cross_logits, cross_network, embedding, embedding_bwd
+from fastcross.kernels.gpu import cross_layer, cross_network, embedding
 
 
 def _on_device(launcher: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,7 +24,7 @@ cross_layer_fwd = _on_device(cross_layer.cross_layer_fwd)
 cross_layer_bwd = _on_device(cross_layer.cross_layer_bwd)
 cross_network_fwd = _on_device(cross_network.cross_network_fwd)
 cross_network_bwd = _on_device(cross_network.cross_network_bwd)
-cross_logits_fwd = _on_device(cross_logits.cross_logits_fwd)
-cross_logits_bwd = _on_device(cross_logits.cross_logits_bwd)
+cross_logits_fwd = _on_device(cross_network.cross_logits_fwd)
+cross_logits_bwd = _on_device(cross_network.cross_logits_bwd)
 embedding_stack_keyed_fwd = _on_device(embedding.embedding_stack_keyed_fwd)
-embedding_stack_keyed_bwd = _on_device(embedding_bwd.embedding_stack_keyed_bwd)
+embedding_stack_keyed_bwd = _on_device(embedding.embedding_stack_keyed_bwd)

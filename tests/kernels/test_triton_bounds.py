@@ -16,8 +16,8 @@ from guarded import Guarded
 if os.environ.get("TRITON_INTERPRET", "") in ("", "0"):
     pytest.skip("for Triton's interpreter", allow_module_level=True)
 
-from fastcross.kernels.faults import new_faults
-from fastcross.kernels.gpu import embedding, embedding_bwd, hardware, network_bwd
+from fastcross.kernels.embedding import new_faults
+from fastcross.kernels.gpu import cross_network, embedding, launch
 from fastcross.kernels.gpu import launchers as gpu
 
 
@@ -43,11 +43,10 @@ def guarded(request, monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "sort", sort)
     monkeypatch.setattr(embedding, "describe", describe)
-    monkeypatch.setattr(embedding_bwd, "describe", describe)
     monkeypatch.setattr(torch.Tensor, "new_empty", new_empty)
     monkeypatch.setattr(torch.Tensor, "new_empty_strided", new_empty_strided)
-    monkeypatch.setattr(network_bwd, "carve", carve)
-    monkeypatch.setattr(hardware, "of", lambda device: hardware.Hardware(processors=1))
+    monkeypatch.setattr(cross_network, "carve", carve)
+    monkeypatch.setattr(launch, "hardware_of", lambda device: launch.Hardware(processors=1))
     return guarded
 
 

@@ -129,11 +129,11 @@ def test_form_of_the_gradients(rows, device):
 
 
 def test_keys_of_64_bits(device, monkeypatch):
-    from fastcross.kernels import fixed_rows
+    from fastcross.kernels import embedding as plain
 
     given = operands(device, 20, (3, 8), bags=1)
     expected = evaluate(given, ours)
-    monkeypatch.setattr(fixed_rows, "key_dtype", lambda heights, counts: torch.int64)
+    monkeypatch.setattr(plain, "key_dtype", lambda heights, counts: torch.int64)
     assert all(torch.equal(a.to_dense(), b.to_dense()) for a, b in zip(evaluate(given, ours), expected, strict=True))
 
 

@@ -32,9 +32,9 @@ if INTERPRETING:
 def few_programs(monkeypatch):
     """In the interpreter as if on a small GPU, so that a program has several tiles of rows to go through."""
     if INTERPRETING:
-        from fastcross.kernels.gpu import hardware
+        from fastcross.kernels.gpu import launch
 
-        monkeypatch.setattr(hardware, "of", lambda device: hardware.Hardware(processors=1))
+        monkeypatch.setattr(launch, "hardware_of", lambda device: launch.Hardware(processors=1))
 
 
 def operands(operator, rows, d, layers, dtype, device, *, bias=True, stride=None, params=None, outputs=2):
@@ -137,7 +137,7 @@ def test_only_needed_gradients(operator, d, device):
 @pytest.mark.parametrize("d", [30, 33, 4200])
 def test_writes_nothing_between_rows(operator, d, device, monkeypatch):
     """Rows are written into the middle of a larger tensor; what lies around them and between them stays as it was."""
-    from fastcross.kernels.gpu import cross_layer, cross_network, network_bwd
+    from fastcross.kernels.gpu import cross_layer, cross_network
 
     bands = []
 
@@ -149,7 +149,6 @@ def test_writes_nothing_between_rows(operator, d, device, monkeypatch):
 
     monkeypatch.setattr(cross_layer, "empty_rows", empty_rows)
     monkeypatch.setattr(cross_network, "empty_rows", empty_rows)
-    monkeypatch.setattr(network_bwd, "empty_rows", empty_rows)
     check(operator, operands(operator, 6, d, 2, SINGLE, device, stride=d + 7))
     assert bands
     for band, width in bands:

@@ -22,7 +22,6 @@ from fastcross.layers.embedding import EmbeddingStack
 
 pytest.importorskip("triton")
 
-from fastcross.kernels.gpu import row_launch
 from fastcross.kernels.gpu import row_updates as gpu
 
 pytestmark = MARKS
@@ -39,9 +38,9 @@ def place(device):
 @pytest.fixture
 def described(monkeypatch):
     """Counts how often tables are described anew, which copies a description to the device."""
-    monkeypatch.setattr(row_launch, "_LAUNCHES", {})
-    monkeypatch.setattr(row_launch, "_make", mock.Mock(wraps=row_launch._make))
-    return row_launch._make
+    monkeypatch.setattr(gpu, "_LAUNCHES", {})
+    monkeypatch.setattr(gpu, "_make", mock.Mock(wraps=gpu._make))
+    return gpu._make
 
 
 def same(left, right):
@@ -127,13 +126,13 @@ def test_rows_that_are_not_there_are_left_out(name, place):
 @pytest.mark.parametrize("name", UPDATES)
 def test_nothing_beyond_the_operands(name, dtype, at_end, monkeypatch):
     """Tables, moments, gradients, descriptions, rate and step begin, or end, at pages that the system protects."""
-    guarded, make = Guarded(at_end), row_launch._make
+    guarded, make = Guarded(at_end), gpu._make
 
     def guard(*args):
         return (made := make(*args))._replace(tables=guarded.copy(made.tables))
 
-    monkeypatch.setattr(row_launch, "_make", guard)
-    monkeypatch.setattr(row_launch, "_LAUNCHES", {})
+    monkeypatch.setattr(gpu, "_make", guard)
+    monkeypatch.setattr(gpu, "_LAUNCHES", {})
     for widths in WIDTHS.values():
         tables, kept, gradients = draw(widths, dtype, name, place=guarded.copy)
         update(gpu, name, tables, kept, gradients)
@@ -251,12 +250,12 @@ def test_the_operators_gradients_are_taken_as_they_are(name, dtype, described):
 
 
 def test_launches_are_forgotten_in_their_order(place, described, monkeypatch):
-    monkeypatch.setattr(row_launch, "KEPT", 3)
+    monkeypatch.setattr(gpu, "KEPT", 3)
     drawn = [draw((2,), SINGLE, "sgd", place, rows=[[0] * count]) for count in (1, 2, 3, 4)]
     for i in (0, 1, 2, 0, 3, 1, 0):  # the fourth kind puts out the first
         update(gpu, "sgd", *drawn[i])
     assert described.call_count == 5
-    assert len(row_launch._LAUNCHES) == 3
+    assert len(gpu._LAUNCHES) == 3
 
 
 @pytest.mark.skipif(INTERPRETING, reason="a graph is captured on a GPU")

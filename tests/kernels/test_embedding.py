@@ -5,7 +5,7 @@ import torch
 from no_waits import NoWaits
 
 from fastcross.batch import Bag
-from fastcross.kernels import embedding, fixed_rows
+from fastcross.kernels import embedding
 from fastcross.ops import embedding_stack
 
 
@@ -14,8 +14,8 @@ from fastcross.ops import embedding_stack
 def test_sums_are_those_of_the_compact_form(rows, dtype):
     generator = torch.Generator().manual_seed(rows)
     ids, g = torch.randint(0, 9, (rows,), generator=generator), torch.randn(rows, 3, generator=generator).to(dtype)
-    numbers, values = fixed_rows.sum_rows(ids, g)
-    distinct, wanted = embedding.sum_rows(ids, g, 9)
+    numbers, values = embedding.sum_rows(ids, g)
+    distinct, wanted = embedding.sum_distinct(ids, g, 9)
     assert torch.equal(numbers, ids.sort().values)
     heads = torch.searchsorted(numbers, distinct)
     torch.testing.assert_close(values[heads], wanted)
@@ -26,7 +26,7 @@ def test_sums_are_those_of_the_compact_form(rows, dtype):
 
 def test_sums_can_be_differentiated():
     ids, g = torch.tensor([3, 1, 3]), torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda g: fixed_rows.sum_rows(ids, g)[1], g)
+    assert torch.autograd.gradcheck(lambda g: embedding.sum_rows(ids, g)[1], g)
 
 
 @pytest.mark.parametrize("sparse", [True, False])
