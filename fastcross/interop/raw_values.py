@@ -1,18 +1,38 @@
-"""From a model's ONNX graph, which takes ids, to one that takes raw values and gives probabilities."""
+"""From a model's ONNX graph, which takes ids, to one that takes raw values and gives probabilities.
+
+The encoder in ONNX's own operators, put before the model:
+
+    dense         x -> sign(x) log(1 + |x|) where the column has it -> (x - mean) · scale -> float32; NaN -> 0
+    categorical   text -> id                     LabelEncoder; 0 for what training did not see
+    date-time     Unix time -> hour, weekday -> ids
+    bag           text -> its values -> ids      StringSplit, LabelEncoder; values and offsets, as EmbeddingBag has
+
+A text in ONNX cannot be null, so a missing value is spelt: as the run's own files spell it, and always also "".
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
+import pyarrow as pa
 
 from fastcross._version import __version__
+from fastcross.data.blocks import WEEKDAYS
 from fastcross.data.encoder import Encoder, Vocabulary
-from fastcross.interop.onnx_encoder import OUTPUT, PREFIX, OnnxEncoder
+from fastcross.data.formats import get_format
 from fastcross.interop.ports import PREDICTION, Port, encoded_output
 
+# The last five are what onnxruntime makes of None, NaN and pandas' NA and NaT in an array of objects.
+MISSING = ("", "None", "nan", "NaN", "<NA>", "NaT")
+NOT_A_TIME = -9.2e18  # above NumPy's NaT as a number
+LARGEST_UNIX_SECONDS = 1e11  # beyond it come milliseconds, beyond a thousand times as much microseconds, …
+OUTPUT = "probability"
+PREFIX = "fastcross/"  # of the names inside a graph, so that columns may have any
 LARGEST_TEXTS = 2**30  # bytes of all vocabularies: they must lie in the protobuf, which holds 2 GiB
 INSTEAD = "--encoded exports the graph that takes ids, with the encoder beside it"
 
@@ -58,7 +78,7 @@ def take_raw_values(model: ir.Model, encoder: Encoder) -> tuple[list[Port], Port
         del graph.initializers[name]  # onnxruntime would warn of each
     model.opset_imports["ai.onnx.ml"] = 3
     output = _give_probabilities(graph, encoder)
-    model.metadata_props.update(describe(encoder, before.ports))
+    model.metadata_props.update(_metadata(encoder, before.ports))
     return before.ports, output
 
 
@@ -74,7 +94,7 @@ def _take_columns(graph: ir.Graph, categorical: ir.Value, columns: list[ir.Value
             node.replace_input_with(0, columns[0])  # the number of rows
 
 
-def describe(encoder: Encoder, inputs: list[Port]) -> dict[str, str]:
+def _metadata(encoder: Encoder, inputs: list[Port]) -> dict[str, str]:
     """What the file says of itself, in onnxruntime: session.get_modelmeta().custom_metadata_map."""
     columns = encoder.columns
     kinds = {"dense": columns.dense, "categorical": columns.categorical, "multi-valued": columns.bags}
@@ -122,3 +142,157 @@ def _set_names_apart(graph: ir.Graph) -> None:
     for node in graph:
         for value in node.outputs:
             value.name = f"{PREFIX}{value.name}"
+
+
+class OnnxEncoder:
+    """The operators as they are put down on a tape, and the inputs that they need."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder, self.columns = encoder, encoder.columns
+        self.nodes: list[ir.Node] = []
+        self.inputs: list[ir.Value] = []
+        self.ports: list[Port] = []
+        self.spellings = dict.fromkeys((*get_format(encoder.format).missing, *MISSING))
+
+    def encode(self) -> tuple[ir.Value, list[ir.Value], list[ir.Value]]:
+        """dense (batch, num_dense) float32, the ids of each categorical column (batch,), the tensors of each bag."""
+        dense, categorical = self._dense(), self._categories()
+        bags = [self._bag(name, ids) for name, ids in zip(self.columns.bags or (), self.encoder.bags, strict=True)]
+        return self._transform(self.stack(dense, np.float64)), categorical, [tensor for bag in bags for tensor in bag]
+
+    def _dense(self) -> list[ir.Value]:
+        what = "a number; missing: NaN"
+        return [self._input(name, "double", what) for name in self.columns.dense or ()]
+
+    def _transform(self, x: ir.Value) -> ir.Value:
+        logged = np.array([transform == "log" for transform in self.columns.transforms], bool)
+        if logged.any():
+            size = self._op("Log", self._op("Add", self._op("Abs", x), self._constant(1.0)))
+            log = self._op("Mul", self._op("Sign", x), size)
+            x = log if logged.all() else self._op("Where", self._constant(logged[None]), log, x)
+        standardise = self.encoder.standardise
+        if standardise.needed:
+            centred = self._op("Sub", x, self._constant(standardise.mean[None]))
+            x = self._op("Mul", centred, self._constant(standardise.scale[None]))
+        x = self._op("Cast", x, to=ir.DataType.FLOAT.value)
+        return self._op("Where", self._op("IsNaN", x), self._constant(np.float32(0)), x)
+
+    def _categories(self) -> list[ir.Value]:
+        """Of each categorical column, then of the parts of the date-times."""
+        known = dict(zip(self.columns.categories, self.encoder.categorical, strict=True))
+        found = []
+        for name in self.columns.categorical or ():
+            ids = _vocabulary(known[name])
+            found.append(self._look_up(self._input(name, "string", 'a text; missing: ""'), self._keys(ids)))
+        for name in self.columns.datetimes or ():
+            found += self._hour_and_weekday(name, known)
+        return found
+
+    def _hour_and_weekday(self, name: str, known: Mapping[str, Any]) -> list[ir.Value]:
+        """floor(s / 3600) mod 24 and (floor(s / 86400) + 3) mod 7 of s seconds since a Thursday, 1970-01-01."""
+        time = self._input(name, "double", "Unix time in s, ms, µs or ns (UTC); missing: NaN")
+        missing = self._op("Or", self._op("IsNaN", time), self._op("LessOrEqual", time, self._constant(NOT_A_TIME)))
+        seconds = self._op("Where", missing, self._constant(0.0), time)
+        size = self._op("Abs", seconds)
+        for power in range(3):
+            larger = self._op("GreaterOrEqual", size, self._constant(LARGEST_UNIX_SECONDS * 1000.0**power))
+            scaled = self._op("Div", time, self._constant(1000.0 ** (power + 1)))
+            seconds = self._op("Where", larger, scaled, seconds)
+        found = []
+        hours, weekdays = [str(hour) for hour in range(24)], WEEKDAYS.to_pylist()
+        for part, texts, length, shift in (("hour", hours, 3600.0, 0), ("weekday", weekdays, 86400.0, 3)):
+            table = known[f"{name}.{part}"].ids(pa.array([*texts, None], pa.string())).astype(np.int64)
+            count = self._op("Cast", self._op("Floor", self._op("Div", seconds, self._constant(length))), to=7)
+            place = self._op("Mod", self._op("Add", count, self._constant(shift)), self._constant(len(texts)))
+            place = self._op("Where", missing, self._constant(len(texts)), place)
+            found.append(self._op("Gather", self._constant(table), place, axis=0))
+        return found
+
+    def _bag(self, name: str, ids: Any) -> list[ir.Value]:
+        """Values and offsets, and weights where the bag has them."""
+        separator = self.columns.separator_of(name)
+        texts = self._input(name, "string", f'values with {separator!r} between them; none: ""')
+        parts, counts = self._split(texts, separator)
+        width = self._op("Shape", parts, start=1)
+        places = self._op("Range", self._constant(0), self._op("Squeeze", width), self._constant(1))
+        there = self._op("Less", places, self._op("Unsqueeze", counts, self._constant([1])))
+        there = self._op("Reshape", there, self._constant([-1]))
+        values = self._op("Compress", self._look_up(parts, self._keys(_vocabulary(ids))), there)
+        bag = [values, self._op("CumSum", counts, self._constant(0), exclusive=1)]
+        if name in self.columns.weights:
+            bag.append(self._weights(name, separator, counts, parts, there))
+        return bag
+
+    def _weights(self, name: str, separator: str, counts: ir.Value, parts: ir.Value, there: ir.Value) -> ir.Value:
+        """As many as the row has values; a row with another number of weights gets NaN, and no other row shifts."""
+        column = self.columns.weights[name]
+        texts = self._input(column, "string", f"the weights of {name}, with {separator!r} between them")
+        given, number = self._split(texts, separator)
+        padding = self._op("Expand", self._constant(np.array("nan", object)), self._op("Shape", parts))
+        wide = self._op("Concat", given, padding, axis=1)
+        wide = self._op("Slice", wide, self._constant([0]), self._op("Shape", parts, start=1), self._constant([1]))
+        fits = self._op("Unsqueeze", self._op("Equal", counts, number), self._constant([1]))
+        wide = self._op("Where", fits, wide, self._constant(np.array("nan", object)))
+        return self._op("Cast", self._op("Compress", wide, there), to=ir.DataType.FLOAT.value)
+
+    def _split(self, texts: ir.Value, separator: str) -> tuple[ir.Value, ir.Value]:
+        """(batch, most) texts, and how many of them each row has."""
+        parts, counts = self._node("StringSplit", [texts], {"delimiter": separator}, outputs=2)
+        missing = self._look_up(texts, dict.fromkeys(self.spellings, 1))
+        counts = self._op("Mul", counts, self._op("Sub", self._constant(1), missing))
+        # Fails where there are not as many rows as in the first column: a short bag would pass for empty ones.
+        return parts, self._op("Reshape", counts, self._op("Shape", self.inputs[0]))
+
+    def _keys(self, ids: Vocabulary) -> dict[str, int]:
+        texts = ids.values.to_pylist()
+        keys = {text: i for i, text in enumerate(texts, 1) if text is not None}
+        missing = texts.index(None) + 1 if ids.values.null_count else 0
+        return keys | {text: missing for text in self.spellings if text not in keys}
+
+    def _look_up(self, texts: ir.Value, keys: Mapping[str, int]) -> ir.Value:
+        table = {"keys_strings": [*keys], "values_int64s": [*keys.values()], "default_int64": 0}
+        return self._node("LabelEncoder", [texts], table, domain="ai.onnx.ml")[0]
+
+    def _input(self, name: str, kind: str, meaning: str) -> ir.Value:
+        name = f"{name}_in" if name in (OUTPUT, PREDICTION) else name
+        dtype = ir.DataType.STRING if kind == "string" else ir.DataType.DOUBLE
+        self.inputs.append(ir.Value(name=name, shape=ir.Shape(["batch"]), type=ir.TensorType(dtype)))
+        self.ports.append(Port(name, kind, "(batch,)", meaning))
+        return self.inputs[-1]
+
+    def stack(self, columns: Sequence[ir.Value], dtype: npt.DTypeLike) -> ir.Value:
+        """(batch,) each -> (batch, n), which fails where they are not equally long."""
+        if not columns:
+            shape = self._op("Concat", self._op("Shape", self.inputs[0]), self._constant([0]), axis=0)
+            return self._op("ConstantOfShape", shape, value=ir.tensor(np.zeros(1, dtype)))
+        axis = self._constant([1])
+        return self._op("Concat", *(self._op("Unsqueeze", column, axis) for column in columns), axis=1)
+
+    def _constant(self, value: Any) -> ir.Value:
+        array = np.asarray(value)
+        if array.dtype == object:
+            tensor: Any = ir.StringTensor([str(text).encode() for text in array.ravel()], shape=ir.Shape(array.shape))
+        else:
+            tensor = ir.tensor(array)
+        return self._op("Constant", value=tensor)
+
+    def _op(self, kind: str, *inputs: ir.Value, **attributes: Any) -> ir.Value:
+        return self._node(kind, inputs, attributes)[0]
+
+    def _node(
+        self,
+        kind: str,
+        inputs: Sequence[ir.Value],
+        attributes: Mapping[str, Any],
+        *,
+        outputs: int = 1,
+        domain: str = "",
+    ) -> Sequence[ir.Value]:
+        made = [ir.Value(name=f"{PREFIX}encoder/{len(self.nodes)}/{i}") for i in range(outputs)]
+        self.nodes.append(ir.node(kind, inputs, attributes, domain=domain, outputs=made))
+        return made
+
+
+def _vocabulary(ids: Any) -> Vocabulary:
+    assert isinstance(ids, Vocabulary)
+    return ids

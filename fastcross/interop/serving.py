@@ -17,9 +17,8 @@ import torch
 
 from fastcross.data.encoder import Encoder
 from fastcross.files import building, naming
-from fastcross.interop.export import check_target, export, write_onnx
+from fastcross.interop.export import check_target, export, to_onnx, trace, write_onnx
 from fastcross.interop.ports import Port, encoded_inputs, encoded_output
-from fastcross.interop.trace import trace
 from fastcross.models.base import Model
 
 STRING_SPLIT = 20  # the first opset that has it
@@ -52,7 +51,6 @@ def export_run(model: Model, encoder: Encoder, path: str | Path, *, encoded: boo
     check_target(path, to)
     if to == "pt2" or encoded:
         return _export_encoded(model, encoder, path, to)
-    from fastcross.interop.onnx import to_onnx
     from fastcross.interop.raw_values import check_expressible, take_raw_values
 
     check_expressible(encoder)

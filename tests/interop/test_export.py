@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import fastcross
-from fastcross.interop.export import export
-from fastcross.interop.trace import trace
+from fastcross.interop.export import export, trace
 
 BATCHES = (1, 2, 7, 512)
 

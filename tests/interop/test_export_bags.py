@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 import fastcross
-from fastcross.interop.export import export
-from fastcross.interop.trace import trace
+from fastcross.interop.export import export, trace
 
 SIZES = ((1, 1), (1, 0), (3, 5), (4, 0), (7, 3), (6, 6), (1, 9), (64, 300))  # rows, values
 

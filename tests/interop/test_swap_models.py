@@ -10,7 +10,7 @@ import torch._dynamo
 from torch import nn
 
 import fastcross
-from fastcross.interop.trace import trace
+from fastcross.interop.export import trace
 
 FIELDS, DENSE, ROWS = 3, 2, 256
 
