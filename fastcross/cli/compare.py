@@ -3,7 +3,7 @@
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -18,8 +18,7 @@ from fastcross.training.experiment import Experiment, model_options, run_name
 from fastcross.training.loop import Interrupted
 from fastcross.training.run_folder import Run, draw_curves, read_json, write_json
 from fastcross.tuning.crosses import cross_finder, find_crosses
-from fastcross.tuning.importance import draw_importances, importances
-from fastcross.tuning.report import Results, write_report
+from fastcross.tuning.report import Results, draw_importances, importances, write_report
 from fastcross.tuning.search import search, seeds, time_share
 from fastcross.tuning.space import PAPER, read_spaces, without
 from fastcross.tuning.study import Study
@@ -209,7 +208,7 @@ def _report(study: Study) -> None:
         print(f"  its run folder: {study.path / 'runs' / best.name}")
         if shares := importances(study, model):
             found[model] = shares
-        facts[model] = {"best": best.to_dict(), "importances": shares}
+        facts[model] = {"best": asdict(best), "importances": shares}
     steps, total = time_share([*study.records(), *study.records(kind="seeds")])
     share = steps / max(total, 1e-9)
     print(f"training steps took {steps:.1f} s of {total:.1f} s, {share:.1%}; the rest evaluated, saved and chose")

@@ -10,12 +10,13 @@ working/       a lock for each trial at work, by which it is known whose process
 
 import contextlib
 import fcntl
+import json
 import os
 import random
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,15 +24,98 @@ from typing import TYPE_CHECKING, Any
 from fastcross.extras import require
 from fastcross.files import read_checked_json, write_checked_json
 from fastcross.training.experiment import Experiment
-from fastcross.training.run_folder import RunInUse, locked
-from fastcross.tuning.records import Record, read_record, write_record
+from fastcross.training.run_folder import Run, RunInUse, locked
 from fastcross.tuning.space import Space, check_space, grid, parse_space
 
 if TYPE_CHECKING:
     import optuna
 
+STATES = ("complete", "pruned", "diverged")
 PRUNERS = ("halving", "median", "none")
 LOCK_SECONDS = 100  # so long a process waits for another's writing before SQLite gives up
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of one training once it is over, as JSON: of a trial in a study, or of a run by itself.
+
+    name: by which a person finds it again; parameters: what a search chose; options, training: all of the setting, with
+    the training's seed in its own field; validation, test: metrics of the best weights (of a pruned trial: validation,
+    as far as it came); dense_parameters: without embeddings, as the paper counts; steps: of training; seconds: of these
+    steps; total_seconds: of everything from the choice of the parameters to this record.
+    """
+
+    name: str
+    model: str
+    state: str
+    seed: int
+    parameters: Mapping[str, Any]
+    options: Mapping[str, Any]
+    training: Mapping[str, Any]
+    steps: int = 0
+    seconds: float = 0.0
+    total_seconds: float | None = None
+    parameter_count: int | None = None
+    dense_parameters: int | None = None
+    validation: Mapping[str, float] = field(default_factory=dict)
+    test: Mapping[str, float] = field(default_factory=dict)
+    history: Sequence[Mapping[str, float]] = ()
+
+    @property
+    def setting(self) -> str:
+        """The same for runs that differ in nothing but their seed."""
+        return json.dumps([self.model, self.options, self.training], sort_keys=True)
+
+    @property
+    def deep(self) -> tuple[int, int] | None:
+        """(layers, nodes) of a deep network whose layers are all of one size."""
+        sizes: Sequence[int] = self.options.get("deep_layers") or ()
+        return (len(sizes), sizes[0]) if len(set(sizes)) == 1 else None
+
+    @classmethod
+    def of_run(cls, folder: Path | str, **known: Any) -> "Record":
+        """Of a finished run folder; ``known`` is what the folder does not say."""
+        run = Run(folder)
+        config, result = run.config, run.result
+        if result is None:
+            raise ValueError(f"the run {folder} is not finished; it can be resumed: fastcross train --resume {folder}")
+        training = dict(config["training"])
+        facts = {
+            "name": Path(folder).name,
+            "model": config["model"],
+            "state": "complete",
+            "seed": training.pop("seed", 0),
+            "parameters": {},
+            "options": config["options"],
+            "training": training,
+            "steps": result["steps"],
+            "seconds": result["seconds"],
+            "parameter_count": result["parameters"],
+            "dense_parameters": result["dense_parameters"],
+            "validation": result.get("validation", {}),
+            "test": result.get("test", {}),
+            "history": brief(run.history),
+        }
+        return cls(**{**facts, **known})
+
+    @classmethod
+    def parse(cls, content: Mapping[str, Any], path: Path | str) -> "Record":
+        """From JSON that was read from ``path``."""
+        names = {entry.name for entry in fields(cls)}
+        try:
+            record = cls(**{name: value for name, value in content.items() if name in names})
+        except TypeError as error:
+            raise ValueError(f"{path} holds no record of a training: {error}") from None
+        if record.state not in STATES:
+            told = f"its state must be one of {STATES}; got {record.state!r}"
+            raise ValueError(f"{path} holds no record of a training: {told}")
+        return record
+
+
+def brief(history: Iterable[Mapping[str, float]]) -> list[dict[str, float]]:
+    """Of each evaluation the step and the validation logloss."""
+    seen = (row for row in history if "validation_logloss" in row)
+    return [{"step": row["step"], "logloss": row["validation_logloss"]} for row in seen]
 
 
 @dataclass(frozen=True)
@@ -109,7 +193,7 @@ class Study:
 
     def records(self, model: str | None = None, kind: str = "trials") -> list[Record]:
         """Of the trials, or of kind "seeds", of one model or of all."""
-        found = [read_record(path) for path in sorted((self.path / kind).glob("*.json"))]
+        found = [Record.parse(read_checked_json(path), path) for path in sorted((self.path / kind).glob("*.json"))]
         return [record for record in found if model in (None, record.model)]
 
     def best(self, model: str) -> Record | None:
@@ -170,7 +254,7 @@ class Study:
         """Write a trial's record, and keep its run folder only if it is the best of its model."""
         with self.alone():
             before = self.best(record.model)
-            write_record(self.path / "trials" / f"{record.name}.json", record)
+            write_checked_json(self.path / "trials" / f"{record.name}.json", asdict(record))
             best = self.best(record.model)
             for loser in {name for one in (before, record) if one and (name := one.name) != (best and best.name)}:
                 shutil.rmtree(self.path / "runs" / loser, ignore_errors=True)

@@ -12,10 +12,9 @@ import pytest
 from fastcross.files import read_checked_json
 from fastcross.training.loop import Interrupted
 from fastcross.training.run_folder import load_model
-from fastcross.tuning.importance import draw_importances, importances
-from fastcross.tuning.search import _take, search, time_share
+from fastcross.tuning.report import draw_importances, importances
+from fastcross.tuning.search import Trial, _take, search, time_share
 from fastcross.tuning.study import Study
-from fastcross.tuning.trial import Trial
 from tests.tuning.conftest import SPACES, silent
 
 
