@@ -62,7 +62,7 @@ def estimator(optimizer: str, epochs: int) -> Any:
 def contestants(table: pd.DataFrame, epochs: int, folder: Path) -> dict[str, Callable[[], object]]:
     """Each trains a DCN of the same sizes on the same rows for as many epochs."""
     from fastcross.data.preparation import prepare_table
-    from fastcross.estimators.tables import to_table
+    from fastcross.estimators.rows import to_table
     from fastcross.training.experiment import Dataset, Experiment
 
     chosen = estimator("adam", epochs)

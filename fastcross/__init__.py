@@ -7,8 +7,8 @@ from fastcross._version import __version__
 
 if TYPE_CHECKING:
     from fastcross import reference
-    from fastcross.estimators.classifier import DCNClassifier as DCNClassifier
-    from fastcross.estimators.regressor import DCNRegressor as DCNRegressor
+    from fastcross.estimators.estimator import DCNClassifier as DCNClassifier
+    from fastcross.estimators.estimator import DCNRegressor as DCNRegressor
     from fastcross.interop.export import export
     from fastcross.interop.state_dict import cross_state_dict
     from fastcross.interop.swap import swap
@@ -38,8 +38,8 @@ __all__ = [
 _HOMES = {
     "DCN": "fastcross.models.dcn",
     "DCNConfig": "fastcross.models.dcn",
-    "DCNClassifier": "fastcross.estimators.classifier",
-    "DCNRegressor": "fastcross.estimators.regressor",
+    "DCNClassifier": "fastcross.estimators.estimator",
+    "DCNRegressor": "fastcross.estimators.estimator",
     "CrossLayer": "fastcross.layers.cross",
     "CrossNetwork": "fastcross.layers.cross",
     "cross_layer": "fastcross.ops",

@@ -1,40 +1,150 @@
-"""What classifier and regressor share: from rows to a run, from a run to predictions, there and back on disk."""
+"""DCNClassifier and DCNRegressor: from rows to a run, from a run to predictions, there and back on disk.
+
+What is heavy is imported where it is used: ``import fastcross`` looks these names up.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fastcross.estimators.kept_run import KeptRun
-from fastcross.estimators.parameters import MODEL_OPTIONS, PREPARATION_OPTIONS, TRAINING_OPTIONS, Parameters
+from fastcross.extras import needs
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.metrics import accuracy_score, r2_score
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ModuleNotFoundError as error:
+    if error.name != "sklearn":
+        raise
+    raise ImportError(needs("an estimator", "sklearn")) from None
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from fastcross.data import Cache
+    from fastcross.data import Cache, Columns
     from fastcross.estimators.rows import Rows
     from fastcross.interop.serving import Exported
-    from fastcross.training import Experiment
+    from fastcross.training import Experiment, TrainingConfig
     from fastcross.training.metrics import Predicted
 
 Array = npt.NDArray[Any]
 FILE = "estimator.json"  # in a saved run folder: what the run itself does not know
+PREPARATION_OPTIONS = ("min_frequency", "hash_buckets", "time_column")
+LARGEST_SEED = 2**31 - 1  # what NumPy draws and every platform takes
 
 
-class Estimator(Parameters):
+class Estimator(BaseEstimator):
     """Fits on a table in memory, or a file, what ``fastcross train`` fits on a file, bit for bit.
+
+    Parameters are those of ``fastcross train``, under the same names; None is the default there.
+
+    Args:
+        model: a name among fastcross.models.MODELS; an option that it has not is an error.
+        columns: what the columns are, as fastcross.data.Columns, a dict of its fields, or None to infer all of them,
+            as ``fastcross prepare`` does. A dict without ``infer_rest`` leaves out what it does not name.
+        split: how rows are divided where fit is given no eval_set; "random:0.9,0.1,0" trains on nine tenths and stops
+            early by the last. "time" and the others are those of the command line.
+        group: a column such as the user, within whose rows AUC is measured, too (gauc).
+        random_state: of weights, order of rows and dropout; the command line's ``--seed`` where it is an integer.
+        verbose: print what the columns were taken for, and a line for each evaluation.
 
     After fit: ``report_`` says what the columns were taken for, ``result_`` what result.json of a run holds.
     """
 
     task: str  # of fastcross.data.Columns
+
+    def __init__(
+        self,
+        model: str = "dcn",
+        *,
+        cross_layers: int | None = None,
+        deep_layers: Sequence[int] | None = None,
+        embedding_dim: int | Sequence[int] | None = None,
+        structure: str | None = None,
+        dropout: float | None = None,
+        batch_norm: bool | None = None,
+        l2: float | None = None,
+        crosses: Sequence[Sequence[str]] | None = None,
+        residual_units: int | None = None,
+        input_dim: int | None = None,
+        cross_dim: int | None = None,
+        backend: str | None = None,
+        batch_size: int | None = None,
+        epochs: int | None = None,
+        max_steps: int | None = None,
+        lr: float | None = None,
+        schedule: str | None = None,
+        warmup_steps: int | None = None,
+        optimizer: str | None = None,
+        clip_norm: float | None = None,
+        evaluate_every: int | None = None,
+        patience: int | None = None,
+        monitor: str | None = None,
+        positive_weight: float | None = None,
+        max_loss: float | None = None,
+        bf16: bool | None = None,
+        graph: str | None = None,
+        columns: Columns | Mapping[str, Any] | None = None,
+        group: str | None = None,
+        split: str = "random:0.9,0.1,0",
+        split_seed: int = 0,
+        time_column: str | None = None,
+        min_frequency: int | None = None,
+        hash_buckets: int | None = None,
+        device: str = "auto",
+        threads: int | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ) -> None:
+        self.model = model
+        self.cross_layers = cross_layers
+        self.deep_layers = deep_layers
+        self.embedding_dim = embedding_dim
+        self.structure = structure
+        self.dropout = dropout
+        self.batch_norm = batch_norm
+        self.l2 = l2
+        self.crosses = crosses
+        self.residual_units = residual_units
+        self.input_dim = input_dim
+        self.cross_dim = cross_dim
+        self.backend = backend
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.max_steps = max_steps
+        self.lr = lr
+        self.schedule = schedule
+        self.warmup_steps = warmup_steps
+        self.optimizer = optimizer
+        self.clip_norm = clip_norm
+        self.evaluate_every = evaluate_every
+        self.patience = patience
+        self.monitor = monitor
+        self.positive_weight = positive_weight
+        self.max_loss = max_loss
+        self.bf16 = bf16
+        self.graph = graph
+        self.columns = columns
+        self.group = group
+        self.split = split
+        self.split_seed = split_seed
+        self.time_column = time_column
+        self.min_frequency = min_frequency
+        self.hash_buckets = hash_buckets
+        self.device = device
+        self.threads = threads
+        self.random_state = random_state
+        self.verbose = verbose
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, eval_set: Any = None) -> Self:
         """Train on rows.
@@ -46,9 +156,10 @@ class Estimator(Parameters):
             sample_weight: how much each row counts: an array, or the name of a column of X.
             eval_set: (X, y) or (X, y, sample_weight) of rows that tell when to stop; None: ``split`` sets some aside.
         """
-        from fastcross.training.experiment import Experiment
+        from fastcross.models import MODELS
+        from fastcross.training.experiment import Experiment, model_options
 
-        options = self._given(MODEL_OPTIONS)
+        options = self._given(name for model in MODELS for name in model_options(model))
         plan = Experiment(
             model=self.model, options=options, training=self._training(), device=self.device, threads=self.threads
         )
@@ -75,10 +186,10 @@ class Estimator(Parameters):
     def _prepare(self, X: Any, y: Any, sample_weight: Any, eval_set: Any, path: Path) -> Cache:
         from fastcross.data import prepare
         from fastcross.data.preparation import prepare_table
-        from fastcross.estimators.tables import has_names, is_path
+        from fastcross.estimators.rows import has_names
 
         options = {"seed": self.split_seed, "split": self.split, **self._given(PREPARATION_OPTIONS)}
-        if is_path(X):
+        if _is_path(X):
             _check_names(X, y=y, sample_weight=sample_weight, eval_set=eval_set)
             said = self.columns or self.group or y or sample_weight or self.task == "regression"
             columns = self._columns(label=y, sample_weight=sample_weight, task=self.task) if said else None
@@ -107,8 +218,7 @@ class Estimator(Parameters):
 
     def _with_labels(self, X: Any, y: Any) -> tuple[Any, Any]:
         """Rows and their labels, to be scored: y may name a column of X."""
-        from fastcross.estimators.rows import labels_of
-        from fastcross.estimators.tables import has_names
+        from fastcross.estimators.rows import has_names, labels_of
 
         check_is_fitted(self, "run_")
         if not has_names(X) or not (y is None or isinstance(y, str)):
@@ -126,14 +236,12 @@ class Estimator(Parameters):
 
     def _evaluated(self, eval_set: Any, rows: Rows) -> pa.Table:
         """The rows of eval_set under the names of the others."""
-        from fastcross.estimators.tables import is_path
-
         if isinstance(eval_set, list) and len(eval_set) == 1:
             (eval_set,) = eval_set
         if not isinstance(eval_set, tuple) or not 2 <= len(eval_set) <= 3:
             raise ValueError(f"eval_set must be (X, y) or (X, y, sample_weight); got {type(eval_set).__name__}")
         X, y, weight = (*eval_set, None)[:3]
-        if is_path(X):
+        if _is_path(X):
             raise ValueError(f"X is a table, and eval_set the file {X}: give both as tables")
         if weight is None and rows.weight is not None:
             weight = rows.weight if rows.weight in getattr(X, "columns", ()) else 1.0
@@ -141,7 +249,7 @@ class Estimator(Parameters):
 
     def _table(self, X: Any, *, fitting: bool = False, place: str = "X") -> pa.Table:
         """The columns under the names of the training; checked as scikit-learn does where they have none."""
-        from fastcross.estimators.tables import has_names, to_table
+        from fastcross.estimators.rows import has_names, to_table
 
         if has_names(X):
             table = to_table(X, place)
@@ -160,18 +268,17 @@ class Estimator(Parameters):
 
     def _predict(self, X: Any, *, labelled: bool = False) -> Predicted:
         from fastcross.data import read_for_prediction
-        from fastcross.estimators.tables import is_path
         from fastcross.training.metrics import predict_rows
 
         check_is_fitted(self, "run_")
         trained = self.run_.trained
-        source = X if is_path(X) else self._table(X)
+        source = X if _is_path(X) else self._table(X)
         return predict_rows(trained.model, read_for_prediction(source, trained.encoder, labelled=labelled))
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the run folder, which :meth:`load` and every command of the command line read."""
         check_is_fitted(self, "run_")
-        self.run_.copy_to(Path(path), FILE, self._described())
+        self.run_.copy_to(Path(path), FILE, self._facts())
 
     @classmethod
     def load(cls, path: str | PathLike[str], device: str = "auto") -> Self:
@@ -181,7 +288,7 @@ class Estimator(Parameters):
 
         run = Run(Path(path))
         saved = read_checked_json(run.path / FILE) if (run.path / FILE).exists() else {}
-        parameters = saved.get("parameters") or _parameters(run.config)
+        parameters = saved.get("parameters") or cls._parameters_of(run.config)
         estimator = cls(**{**parameters, "device": device})
         kept = KeptRun.of(run.path, device)
         cls._check_task(kept.trained.schema.task, path)
@@ -197,7 +304,14 @@ class Estimator(Parameters):
             estimator._set_features(saved["features"])
         return estimator
 
-    def _described(self) -> dict[str, Any]:
+    @classmethod
+    def _parameters_of(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Of a run that the command line trained."""
+        known = cls._get_param_names()
+        options = {name: value for name, value in {**config["options"], **config["training"]}.items() if name in known}
+        return {"model": config["model"], **options, "random_state": config["training"]["seed"]}
+
+    def _facts(self) -> dict[str, Any]:
         """What the run itself does not know, as JSON."""
         classes = getattr(self, "classes_", None)
         kind = None if classes is None else "object" if classes.dtype.kind in "OUS" else classes.dtype.str
@@ -224,6 +338,93 @@ class Estimator(Parameters):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = tags.input_tags.string = True
         return tags
+
+    def _given(self, names: Iterable[str]) -> dict[str, Any]:
+        """The parameters among these that the estimator has and that are not None."""
+        return {name: value for name in names if (value := getattr(self, name, None)) is not None}
+
+    def _training(self) -> TrainingConfig:
+        from fastcross.training import TrainingConfig
+
+        given = self._given(entry.name for entry in fields(TrainingConfig))
+        seed = self.random_state
+        if not isinstance(seed, int):
+            seed = int(check_random_state(seed).randint(LARGEST_SEED))
+        return TrainingConfig(**given, seed=seed)
+
+    def _columns(self, **facts: str | tuple[str, ...] | None) -> Columns:
+        """What is declared, and facts beside it."""
+        from fastcross.data import Columns
+
+        declared = dict(self.columns.to_dict() if isinstance(self.columns, Columns) else self.columns or {})
+        if self.group is not None:
+            facts["group"] = self.group
+        clash = [name for name, fact in facts.items() if declared.get(name, fact) not in (None, fact)]
+        if clash:
+            raise ValueError(f"columns names {clash[0]} {declared[clash[0]]!r}, and the call {facts[clash[0]]!r}")
+        return Columns.make({**declared, **{name: fact for name, fact in facts.items() if fact is not None}})
+
+
+class DCNClassifier(ClassifierMixin, Estimator):
+    """A class among two or more; ``classes_`` holds the labels in their order. See :class:`Estimator`."""
+
+    task = "classification"
+
+    def _rows(self, table: pa.Table, y: Any, weight: Any, place: str, known: Rows | None = None) -> Rows:
+        from fastcross.estimators.rows import classified
+
+        return classified(table, y, weight, place, type(self).__name__, None if known is None else known.classes)
+
+    def _set_classes(self, classes: Array | None) -> None:
+        self.classes_ = classes
+
+    def predict_proba(self, X: Any) -> Array:
+        """(rows, classes): the probability of each class, in the order of ``classes_``."""
+        from fastcross.training.metrics import probabilities
+
+        p = probabilities(self._predict(X).logits).numpy()
+        return np.stack([1 - p, p], axis=1) if p.ndim == 1 else p
+
+    def predict(self, X: Any) -> Array:
+        """(rows,): the likeliest class."""
+        check_is_fitted(self, "run_")
+        assert self.classes_ is not None
+        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """The accuracy; y may name a column of X."""
+
+        if _is_path(X):
+            return self._predict(X, labelled=True).summarise(regression=False)["accuracy"]
+        X, y = self._with_labels(X, y)
+        return float(accuracy_score(y, self.predict(X), sample_weight=sample_weight))
+
+
+class DCNRegressor(RegressorMixin, Estimator):
+    """A quantity, learned by its squared error. See :class:`Estimator`."""
+
+    task = "regression"
+
+    def _rows(self, table: pa.Table, y: Any, weight: Any, place: str, known: Rows | None = None) -> Rows:
+        from fastcross.estimators.rows import measured
+
+        return measured(table, y, weight, place, type(self).__name__)
+
+    def predict(self, X: Any) -> Array:
+        """(rows,): the quantity, in the label's own unit."""
+        return self._predict(X).logits.double().numpy()
+
+    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
+        """R²; y may name a column of X."""
+
+        if _is_path(X):
+            return self._predict(X, labelled=True).summarise(regression=True)["r2"]
+        X, y = self._with_labels(X, y)
+        return float(r2_score(y, self.predict(X), sample_weight=sample_weight))
+
+
+def _is_path(X: object) -> bool:
+    return isinstance(X, str | PathLike)
 
 
 def _check_names(X: object, **given: Any) -> None:
@@ -255,10 +456,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     return value if isinstance(value, str | int | float | bool) else None
-
-
-def _parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """Of a run that the command line trained."""
-    training = {name: value for name, value in config["training"].items() if name in TRAINING_OPTIONS}
-    options = {name: value for name, value in config["options"].items() if name in MODEL_OPTIONS}
-    return {"model": config["model"], **options, **training, "random_state": config["training"]["seed"]}
