@@ -1,16 +1,18 @@
-"""What looks right and is not: each of these once returned 0 with wrong results, lost work or said nothing useful."""
+"""What looks right and is not: runs, caches, files moved, mixed up, damaged, changed; options that cannot be meant."""
 
 import json
 import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fastcross.cli.main import main
-from fastcross.data import Cache
+from fastcross.data import Cache, Encoder
+from tests.cli.helpers import SMALL
 
-SMALL = ["--epochs", "1", "--deep-layers", "4", "--cross-layers", "1", "--embedding-dim", "2"]
+TINY = ["--epochs", "1", "--deep-layers", "4", "--cross-layers", "1", "--embedding-dim", "2"]
 
 
 def write(path, rows, flipped=False, name="x"):
@@ -30,7 +32,7 @@ def two(tmp_path):
     for name, flipped in (("A", False), ("B", True)):
         write(tmp_path / f"{name}.csv", 300, flipped)
         assert main(["prepare", f"{name}.csv", "--cache", f"c{name}"]) == 0
-        assert main(["train", "--data", f"c{name}", "--run", f"r{name}", *SMALL]) == 0
+        assert main(["train", "--data", f"c{name}", "--run", f"r{name}", *TINY]) == 0
     assert Cache.open("cA").encoder_fingerprint == Cache.open("cB").encoder_fingerprint
 
 
@@ -83,7 +85,7 @@ def test_a_blank_line_of_a_single_column(tmp_path, fails):
     rng = np.random.default_rng(0)
     rows = [f"{x:.3f},{int(x > 0)}" for x in rng.normal(size=200)]
     (tmp_path / "t.csv").write_text("\n".join(["x,label", *rows]) + "\n")
-    assert main(["train", "--data", "t.csv", "--run", "r", *SMALL]) == 0
+    assert main(["train", "--data", "t.csv", "--run", "r", *TINY]) == 0
     (tmp_path / "one.csv").write_text("x\n0.5\n\n-0.5\n1.5\n")
     said = fails("predict", "r", "one.csv", "--output", "p.csv")
     assert "one.csv, line 3: a blank line, which may be a row or none" in said
@@ -100,7 +102,7 @@ def test_a_cache_folder_that_holds_more(tmp_path, fails):
     write(tmp_path / "A.csv", 300)
     assert main(["prepare", "A.csv", "--cache", "c"]) == 0
     for run in ("c/runs/one", "c"):
-        assert "a cache, which `prepare` may replace" in fails("train", "--data", "c", "--run", run, *SMALL)
+        assert "a cache, which `prepare` may replace" in fails("train", "--data", "c", "--run", run, *TINY)
     (tmp_path / "c" / "notes.txt").write_text("mine")
     write(tmp_path / "A.csv", 310)
     assert "holds other things, too (notes.txt)" in fails("prepare", "A.csv", "--cache", "c")
@@ -121,7 +123,7 @@ def test_every_column_with_unknown_values_is_counted(tmp_path, capsys):
     for path, value in (("six.csv", "ab"), ("new.csv", "Z")):
         rows = [",".join([value[i % len(value)]] * 6 + [str(i // 2 % 2)]) for i in range(200)]
         (tmp_path / path).write_text("\n".join([",".join([*names, "label"]), *rows]) + "\n")
-    assert main(["train", "--data", "six.csv", "--run", "r", "--split", "random", *SMALL]) == 0
+    assert main(["train", "--data", "six.csv", "--run", "r", "--split", "random", *TINY]) == 0
     assert main(["predict", "r", "new.csv", "--output", "p.csv"]) == 0
     assert "c2 100.0% of the rows; and of 3 more columns" in capsys.readouterr().err
 
@@ -167,3 +169,122 @@ def test_numbers_beyond_reason(cache, fails, option):
 
 def test_an_id_has_no_place_in_an_array(run, log, fails):
     assert "--id-column has no effect on p.npy" in fails("predict", run, log, "--output", "p.npy", "--id-column", "C1")
+
+
+def write_colours(path, names):
+    """600 rows whose label is known by the colour; the names of the colours are all that differs between files."""
+    with open(path, "w") as file:
+        file.write("colour,label\n")
+        file.writelines(f"{names[i * 7 % 5]},{int(i * 7 % 5 < 2)}\n" for i in range(600))
+
+
+@pytest.fixture
+def colours():
+    """Two files whose caches have the same columns and cardinalities, and a run on the first."""
+    options = ["--split", "random", "--batch-size", "32", "--lr", "0.05", "--epochs", "5"]
+    write_colours("first.csv", "abcde")
+    write_colours("second.csv", "edcba")
+    assert main(["prepare", "second.csv", "--split", "random", "--cache", "second.cache"]) == 0
+    assert main(["train", "--data", "first.csv", "--cache", "first.cache", "--run", "run", *SMALL, *options]) == 0
+    assert Cache.open("first.cache").schema == Cache.open("second.cache").schema
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate", "run", "--data", "second.cache"),
+        ("evaluate", "run", "--cache", "second.cache"),
+        ("evaluate", "run", "--data", "first.csv", "--cache", "second.cache"),
+        ("predict", "run", "first.csv", "--output", "p.csv", "--cache", "second.cache"),
+    ],
+    ids=lambda command: " ".join(command),
+)
+def test_a_cache_of_another_encoder_is_refused_with_both_fingerprints(colours, command, fails):
+    """Names and cardinalities agree, but an id means another colour: 0.1.0 evaluated it, and was wrong."""
+    expected, found = (Encoder.load(folder).fingerprint[:12] for folder in ("run/encoder", "second.cache/encoder"))
+    assert expected != found
+    assert f"expected encoder {expected}, got {found}" in fails(*command)
+    assert not Path("p.csv").exists()
+
+
+def test_a_cache_of_the_same_encoder_is_taken(colours, capsys):
+    shutil.move("first.cache", "moved.cache")
+    for options in (["--data", "moved.cache"], ["--cache", "moved.cache"]):
+        assert main(["evaluate", "run", *options]) == 0
+        assert "accuracy 1.0000" in capsys.readouterr().out
+    assert main(["predict", "run", "first.csv", "--output", "p.csv", "--cache", "moved.cache"]) == 0
+
+
+def test_a_run_that_has_moved_does_without_its_cache(colours, capsys, fails):
+    assert main(["predict", "run", "first.csv", "--output", "before.npy"]) == 0
+    shutil.move("run", "elsewhere")
+    shutil.rmtree("first.cache")
+    shutil.rmtree("user", ignore_errors=True)
+    assert main(["predict", "elsewhere", "first.csv", "--output", "after.npy"]) == 0
+    np.testing.assert_array_equal(np.load("before.npy"), np.load("after.npy"))
+    assert main(["evaluate", "elsewhere", "--data", "first.csv"]) == 0
+    assert "accuracy 1.0000" in capsys.readouterr().out
+    assert main(["info", "elsewhere"]) == 0
+    assert "first.cache: no cache here" in fails("evaluate", "elsewhere")
+
+
+def test_training_on_an_updated_file_leaves_older_runs_as_they_were(colours, capsys):
+    assert main(["predict", "run", "first.csv", "--output", "before.npy"]) == 0
+    shutil.copy("first.csv", "old.csv")
+    write_colours("first.csv", "vwxyz")
+    command = ["train", "--data", "first.csv", "--cache", "first.cache", "--run", "newer", "--split", "random", *SMALL]
+    assert main(command) == 0
+    assert main(["predict", "run", "old.csv", "--output", "after.npy"]) == 0
+    np.testing.assert_array_equal(np.load("before.npy"), np.load("after.npy"))
+    assert main(["evaluate", "run", "--data", "old.csv"]) == 0
+    assert "accuracy 1.0000" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "3", '{"model": "dcn"}', "{", ""], ids=lambda text: text or "empty")
+def test_a_config_that_is_none(run, log, fails, text):
+    shutil.copytree(run, "damaged")
+    Path("damaged/config.json").write_text(text)
+    for command in (
+        ("evaluate", "damaged"),
+        ("predict", "damaged", log, "--output", "p.csv"),
+        ("export", "damaged", "--output", "m.onnx"),
+        ("info", "damaged"),
+        ("train", "--resume", "damaged"),
+        ("convert", "damaged", "out", "--to", "sharded"),
+    ):
+        message = fails(*command)
+        assert "damaged/config.json" in message
+        assert "defect" not in message
+    assert not Path("out").exists()
+
+
+def flip(path, at):
+    content = bytearray(Path(path).read_bytes())
+    content[at % len(content)] ^= 1
+    Path(path).write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["train/label.npy", "validation/dense.npy", "train/categorical.npy", "manifest.json"])
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+def test_a_damaged_cache(cache, fails, file, damage):
+    shutil.copytree(cache, "c")
+    if damage == "flipped":
+        flip(f"c/{file}", -1000)
+    elif damage == "cut":
+        Path("c", file).write_bytes(Path("c", file).read_bytes()[:-7])
+    else:
+        Path("c", file).unlink()
+    message = fails("train", "--data", "c", "--run", "r", *SMALL)
+    assert Path(file).name in message
+    assert "defect" not in message
+    assert not Path("r").exists()
+
+
+@pytest.mark.parametrize("file", ["best.safetensors", "encoder/categorical3.arrow", "encoder/encoder.json"])
+def test_a_damaged_run(run, log, fails, file):
+    shutil.copytree(run, "damaged")
+    flip(f"damaged/{file}", -50)
+    message = fails("predict", "damaged", log, "--output", "p.csv")
+    assert f"damaged/{file}" in message
+    assert "defect" not in message
+    assert not Path("p.csv").exists()

@@ -1,7 +1,8 @@
-"""fastcross predict as a user types it."""
+"""fastcross evaluate, predict and export as a user types them; what export writes serves alone."""
 
 import csv
 import gzip
+import json
 import os
 import shutil
 import subprocess
@@ -13,9 +14,48 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
+import torch
 
 from fastcross.cli.main import main
-from tests.cli.helpers import BAD_ROWS, SMALL, edited
+from fastcross.data import Cache
+from fastcross.training.run_folder import load_model
+from tests.cli.helpers import BAD_ROWS, SMALL, edited, read
+from tests.serving_tables import COLUMNS, run_alone, write_movies
+
+
+def test_evaluate_repeats_what_training_reported(run, capsys):
+    assert main(["evaluate", str(run), "--output", "metrics.json"]) == 0
+    expected = read(run / "result.json")["test"]
+    assert read("metrics.json") == {"test": expected}
+    assert f"test: logloss {expected['logloss']:.4f}, auc {expected['auc']:.4f}" in capsys.readouterr().out
+    assert main(["evaluate", str(run / "best.safetensors"), "--part", "train"]) == 0
+
+
+def test_evaluate_a_new_file_agrees_with_the_cache(run, log, cache, capsys):
+    """The first 6/7 of the log are the training part, in order: the file of those rows has its metrics."""
+    lines = log.read_text().splitlines(keepends=True)
+    size = read(cache / "manifest.json")["sizes"]["train"]
+    with open("train.txt", "w") as file:
+        file.writelines(lines[:size])
+    assert main(["evaluate", str(run), "--data", "train.txt", "--output", "file.json"]) == 0
+    assert main(["evaluate", str(run), "--part", "train", "--output", "part.json"]) == 0
+    (from_file,), (from_cache,) = (read(name).values() for name in ("file.json", "part.json"))
+    assert from_file == pytest.approx(from_cache, abs=1e-6)
+
+
+def test_a_damaged_checkpoint(run, tmp_path, fails):
+    whole = (run / "best.safetensors").read_bytes()
+    (tmp_path / "half.safetensors").write_bytes(whole[: len(whole) // 2])
+    assert "not a whole checkpoint" in fails("evaluate", tmp_path / "half.safetensors")
+
+
+def test_a_cache_that_changed_is_refused(log, fails):
+    base = ["prepare", str(log), "--cache", "c"]
+    assert main(base) == 0
+    assert main(["train", "--data", "c", "--run", "r", *SMALL]) == 0
+    assert main([*base, "--min-frequency", "100"]) == 0
+    assert "other data or with another configuration" in fails("evaluate", "r")
+    assert "made with another encoder (columns, vocabularies" in fails("evaluate", "r", "--data", "c")
 
 
 def test_predict_csv_and_npy_agree_labels_or_not(run, log):
@@ -191,3 +231,135 @@ def test_a_disk_that_is_full(run, log, output, tmp_path):
     assert process.returncode == 2
     assert process.stderr.strip() == f"fastcross {command[0]}: {output}: cannot be written: File too large"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_export_predicts_the_same(run, cache):
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    assert main(["export", str(run), "--output", "model.onnx", "--encoded"]) == 0
+    batch = next(Cache.open(cache).batches("test", 5))
+    expected = load_model(run).model(batch.dense, batch.categorical).detach()
+    session = onnxruntime.InferenceSession("model.onnx")
+    inputs = {"dense": batch.dense.numpy(), "categorical": batch.categorical.numpy()}
+    (found,) = session.run(None, inputs)
+    torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_export_names_every_input(capsys):
+    """Multi-valued columns come as two inputs each; what is printed is what the file asks for."""
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    rows = []
+    for i in range(400):
+        tags = "abc"[: i % 4]
+        weights = "|".join(str(j + 0.5) for j in range(len(tags)))
+        rows.append(f"{i % 2},{i % 7}.5,{'|'.join('abcd'[: i % 5])},{'xyz'[i % 3]},{'|'.join(tags)},{weights}")
+    Path("log.csv").write_text("\n".join(["label,price,genres,shop,tags,weight", *rows]) + "\n")
+    columns = {"label": "label", "dense": ["price"], "categorical": ["shop"], "bags": ["genres", "tags"]}
+    columns["weights"] = {"tags": "weight"}
+    Path("columns.json").write_text(json.dumps(columns))
+    assert main(["prepare", "log.csv", "--columns", "columns.json", "--cache", "cache"]) == 0
+    assert main(["train", "--data", "cache", "--run", "run", *SMALL]) == 0
+    capsys.readouterr()
+    assert main(["export", "run", "--output", "model.onnx", "--encoded"]) == 0
+    printed = capsys.readouterr().err
+    session = onnxruntime.InferenceSession("model.onnx")
+    for entry in session.get_inputs():
+        assert f"  {entry.name} " in printed
+    assert "the ids of genres" in printed
+    assert "the weights of tags's ids" in printed
+    batch = next(Cache.open("cache").batches("test", 20))
+    inputs = {"dense": batch.dense, "categorical": batch.categorical}
+    inputs |= {"bags_0_0": batch.bags[0].values, "bags_0_1": batch.bags[0].offsets}
+    inputs |= {"bags_1_0": batch.bags[1].values, "bags_1_1": batch.bags[1].offsets, "bags_1_2": batch.bags[1].weights}
+    (found,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+    expected = load_model("run").model(batch.dense, batch.categorical, batch.bags).detach()
+    torch.testing.assert_close(torch.as_tensor(found), expected, rtol=1e-5, atol=1e-6)
+
+
+SERVER = ("onnxruntime", "numpy")
+
+
+@pytest.fixture(scope="module")
+def movies(tmp_path_factory):
+    """A run on ratings of three classes, and rows with ids that it has not seen."""
+    folder = tmp_path_factory.mktemp("movies")
+    write_movies(folder / "ratings.csv", 2500)
+    write_movies(folder / "new.csv", 700, seed=1, new=15)
+    (folder / "columns.json").write_text(json.dumps(COLUMNS))
+    data = ["--data", folder / "ratings.csv", "--columns", folder / "columns.json", "--cache", folder / "cache"]
+    assert main([str(part) for part in ("train", *data, "--run", folder / "run", *SMALL, "--lr", "0.05")]) == 0
+    return folder
+
+
+def served_and_predicted(run, rows, headed):
+    """Probabilities of the ONNX file in a process of its own, and those of the command."""
+    assert main(["export", str(run), "--output", "model.onnx"]) == 0
+    served = run_alone(SERVER, "serve_onnx.py", Path("model.onnx").resolve(), headed)
+    assert main(["predict", str(run), str(rows), "--output", "predictions.npy"]) == 0
+    return np.array([line.split() for line in served.splitlines()], float).squeeze(), np.load("predictions.npy")
+
+
+def test_click_log(run, log, tmp_path):
+    """Criteo's format, with gaps in every column and categories that training has not seen."""
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    lines = [line.split("\t") for line in log.read_text().splitlines()[:600]]
+    for i, values in enumerate(lines):
+        values[1 + i % 39] = ""
+        values[14 + i % 26] = f"new{i}"
+    text = "\n".join("\t".join(values) for values in lines) + "\n"
+    (tmp_path / "new.txt").write_text(text)
+    header = "\t".join(["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))])
+    (tmp_path / "headed.tsv").write_text(f"{header}\n{text}")
+    served, predicted = served_and_predicted(run, tmp_path / "new.txt", tmp_path / "headed.tsv")
+    assert served.shape == (600,)
+    assert served.std() > 0.01
+    np.testing.assert_allclose(served, predicted, rtol=0, atol=1e-6)
+
+
+def test_ratings(movies, capsys):
+    """Bags, weights, date-times, gaps, users never seen, three classes; and what export says of it."""
+    pytest.importorskip("onnxscript")
+    onnxruntime = pytest.importorskip("onnxruntime")
+    served, predicted = served_and_predicted(movies / "run", movies / "new.csv", movies / "new.csv")
+    assert served.shape == (700, 3)
+    assert served.std(axis=0).min() > 0.01
+    np.testing.assert_allclose(served, predicted, rtol=0, atol=1e-6)
+    printed = capsys.readouterr().err
+    session = onnxruntime.InferenceSession("model.onnx")
+    for entry in session.get_inputs():
+        assert f"\n  {entry.name} " in printed
+        assert entry.shape == ["batch"]
+    assert [entry.name for entry in session.get_outputs()] == ["probability"]
+    assert "values with '|' between them" in printed
+    assert "the weights of tags, with ' ' between them" in printed
+    assert "of the classes 0, 1, 2" in printed
+    stored = session.get_modelmeta().custom_metadata_map
+    assert json.loads(stored["fastcross.classes"]) == ["0", "1", "2"]
+    config = json.loads((movies / "run" / "config.json").read_text())
+    assert stored["fastcross.encoder"] == config["encoder"]
+    assert stored["fastcross.version"] == config["fastcross"]
+    assert {"input": "probability_in", "column": "probability", "kind": "categorical", "type": "string"} in json.loads(
+        stored["fastcross.columns"]
+    )
+
+
+def test_what_onnx_cannot_say_is_refused(log, tmp_path, fails):
+    pytest.importorskip("onnxscript")
+    data = ["--data", str(log), "--hash-buckets", "50", "--cache", "hashed"]
+    assert main(["train", *data, "--run", "hashed-run", *SMALL]) == 0
+    told = fails("export", "hashed-run", "--output", "model.onnx")
+    assert "column C1 is hashed into 50 buckets, and ONNX has no such operator; --encoded exports" in told
+    assert not Path("model.onnx").exists()
+    assert "--encoded has no effect on a .pt2 file" in fails("export", "hashed-run", "--output", "m.pt2", "--encoded")
+    Path("model.encoder").mkdir()
+    Path("model.encoder/notes.txt").write_text("mine")
+    assert "model.encoder is there and is no encoder" in fails(
+        "export", "hashed-run", "--output", "model.onnx", "--encoded"
+    )
+    assert Path("model.encoder/notes.txt").read_text() == "mine"
+    Path("model.encoder/notes.txt").unlink()
+    Path("model.encoder").rmdir()
+    assert main(["export", "hashed-run", "--output", "model.onnx", "--encoded"]) == 0
+    assert sorted(path.name for path in Path("model.encoder").iterdir()) == ["encoder.json"]

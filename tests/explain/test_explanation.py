@@ -1,4 +1,4 @@
-"""Strengths over a data set, one example's logit, the values that drive a cross, and the page that shows them."""
+"""Strengths over a data set, one example's logit, the values behind a cross, the page; what was planted is found."""
 
 import csv
 import re
@@ -6,11 +6,15 @@ import re
 import pytest
 import torch
 
-from fastcross import DCN
+from fastcross import DCN, polynomial, reference
 from fastcross.batch import Bag, Batch
+from fastcross.data import prepare
+from fastcross.data.generate import FIELDS_U, FIELDS_V, write_click_log
 from fastcross.explain.decomposition import CrossLogit, pairs_of, set_effects
 from fastcross.explain.explanation import Driver, dense_edges, drivers, explain, explain_example, matrix_crosses
 from fastcross.explain.page import driver_text, write_page
+from fastcross.training.config import TrainingConfig
+from fastcross.training.loop import Trainer
 
 NAMES = ["colour", "size", "tags", "price"]
 
@@ -147,3 +151,58 @@ def test_matrix_layers_are_symmetric():
     assert float(matrix_crosses(weight - weight.T, columns).abs().max()) < 1e-12
     with pytest.raises(ValueError, match=r"weight must be \(d, d\); got \(2, 5\)"):
         matrix_crosses(weight[:2], columns)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_strongest_pairs_are_the_planted_ones(seed, tmp_path):
+    """The logit has u v with u, v sums over four fields each: sixteen pairs of 741."""
+    log = tmp_path / "clicks.txt"
+    write_click_log(log, 100_000, seed, degree_2=2.0, degree_3=0.5, largest_vocabulary=20)
+    cache = prepare(log, tmp_path / "cache")
+    names = [*cache.schema.categorical_names, *cache.schema.dense_names]
+    torch.manual_seed(seed)
+    model = DCN(cache.schema.cardinalities, len(cache.schema.dense_names), 8, cross_layers=2, deep_layers=())
+    Trainer(model, cache, TrainingConfig(epochs=4, lr=0.02, schedule="cosine", patience=0)).fit()
+    found = explain(
+        model,
+        lambda: cache.batches("validation", 1024),
+        training=lambda: cache.batches("train", 1024),
+        names=names,
+    )
+    planted = {(names[u], names[v]) for u in FIELDS_U for v in FIELDS_V}
+    assert {cross.fields for cross in found.strongest(len(planted))} == planted
+
+
+def test_a_planted_coefficient_is_recovered_within_its_standard_error():
+    """Clicks drawn from z = b + (1 + w·x)(v·x); the standard error is that of maximum likelihood (delta method)."""
+    torch.manual_seed(0)
+    w, v, rows = torch.tensor([1.2, 0.0, -0.5]).double(), torch.tensor([0.2, 0.8, 0.0]).double(), 40_000
+    x = torch.randn(rows, 3).double()
+    label = (torch.rand(rows).double() < torch.sigmoid(-0.3 + (1 + x @ w) * (x @ v))).double()
+    weight, head, bias = (torch.full(shape, 0.1).double().requires_grad_() for shape in ((1, 3), (1, 3), (1,)))
+    optimizer = torch.optim.LBFGS([weight, head, bias], max_iter=500, line_search_fn="strong_wolfe")
+
+    def logits(weight, head, bias):
+        return reference.cross_logits(x, weight, None, head)[:, 0] + bias
+
+    def closure():
+        optimizer.zero_grad()
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(logits(weight, head, bias), label)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+
+    def cross(weight, head, bias):
+        return weight[0, 0] * head[0, 1] + weight[0, 1] * head[0, 0]
+
+    values = tuple(p.detach() for p in (weight, head, bias))
+    jacobian = torch.cat([j.flatten(1) for j in torch.func.jacfwd(logits, argnums=(0, 1, 2))(*values)], dim=1)
+    probability = torch.sigmoid(logits(*values))
+    information = jacobian.T @ (jacobian * (probability * (1 - probability))[:, None])
+    slope = torch.cat([g.flatten() for g in torch.func.grad(cross, argnums=(0, 1, 2))(*values)])
+    error = float((slope @ torch.linalg.solve(information, slope)).sqrt())
+    found = polynomial.coefficient(weight, None, head[0], {0: 1, 1: 1})
+    planted = float(w[0] * v[1] + w[1] * v[0])
+    assert 0 < error < 0.03
+    assert abs(found - planted) < 2 * error, (found, planted, error)

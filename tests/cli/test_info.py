@@ -1,9 +1,10 @@
-"""fastcross explain: a page from a run folder, with or without the cache it was trained on."""
+"""fastcross info, and explain: a page from a run folder, with or without the cache it was trained on."""
 
 import csv
 import shutil
 
 import pytest
+import torch
 
 from fastcross.cli.main import main
 from fastcross.data.generate import write_click_log
@@ -34,9 +35,18 @@ def test_a_page_for_the_test_part(trained, tmp_path, capsys):
     assert "% of rows" in printed
 
 
-def test_info_prints_the_same_kind_of_crosses(trained, capsys):
-    assert main(["info", str(trained / "run")]) == 0
-    assert "strongest crosses (standard deviation in the logit): " in capsys.readouterr().out
+def test_info(run, cache, capsys):
+    assert main(["info"]) == 0
+    printed = capsys.readouterr().out
+    for fact in ("fastcross 0.", "Python 3.", "CPU: ", "threads", "GPU: ", "backends: torch, reference, cpu ("):
+        assert fact in printed
+    assert f"torch {torch.__version__}" in printed
+    assert main(["info", str(run)]) == 0
+    printed = capsys.readouterr().out
+    assert "dcn, finished" in printed
+    assert "strongest crosses (standard deviation in the logit): " in printed
+    assert main(["info", str(cache)]) == 0
+    assert "made from clicks.txt" in capsys.readouterr().out
 
 
 def test_a_run_without_its_cache_explains_a_file(trained, tmp_path, capsys):
