@@ -80,7 +80,8 @@ def seeds(study: Study, opened: Opened, number: int, *, show: Show, progress: Pr
         started = time.perf_counter()
         folder = study.path / "runs" / name
         try:
-            chosen(study.experiments[model], best.parameters, seed).run(folder, opened=opened, go_on=True)
+            plan = chosen(study.experiments[model], best.parameters, seed)
+            plan.run(folder, opened=opened, go_on=True, curves=False)
         except RunInUse:  # another process is at it
             continue
         took = time.perf_counter() - started
@@ -209,7 +210,7 @@ class Trial:
         folder = self.study.path / "runs" / self.name
         known: dict[str, Any] = {"name": self.name, "parameters": parameters}
         try:
-            experiment.run(folder, opened=opened, go_on=True, on_evaluation=self._look)
+            experiment.run(folder, opened=opened, go_on=True, on_evaluation=self._look, curves=False)
             return Record.of_run(folder, **known, total_seconds=time.perf_counter() - self.started)
         except Pruned:
             state = "pruned"

@@ -256,6 +256,9 @@ class Study:
             before = self.best(record.model)
             write_checked_json(self.path / "trials" / f"{record.name}.json", asdict(record))
             best = self.best(record.model)
+            if best and best.name == record.name:  # no other trial waits for its curves, which are slow to draw
+                run = Run(self.path / "runs" / record.name)
+                run.draw(run.result or {}, run.history)
             for loser in {name for one in (before, record) if one and (name := one.name) != (best and best.name)}:
                 shutil.rmtree(self.path / "runs" / loser, ignore_errors=True)
 

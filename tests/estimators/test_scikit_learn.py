@@ -71,7 +71,7 @@ def test_clone_takes_the_parameters_alone():
 
 def test_parameters_are_options_of_the_command_line():
     """Under the same names, but for those of one process, of files and of Python."""
-    from fastcross.cli.arguments import build_parser
+    from fastcross.cli.parser import build_parser
 
     options = vars(build_parser().parse_args(["train"]))
     own = {"random_state", "verbose"}

@@ -48,6 +48,7 @@ def test_the_best_run_alone_is_kept(study):
     best = study.best("dcn")
     assert best.validation["logloss"] == min(record.validation["logloss"] for record in study.records("dcn"))
     assert load_model(study.path / "runs" / best.name).model.config.cross_layers == best.parameters["cross_layers"]
+    assert (study.path / "runs" / best.name / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert not any((study.path / "working").iterdir())
 
 
