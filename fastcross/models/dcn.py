@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -45,13 +45,6 @@ class DCNConfig(DeepConfig):
             raise ValueError(f"cross_layers must be at least 0; got cross_layers = {self.cross_layers}")
         if not self.cross_layers and not self.deep_layers:
             raise ValueError("there must be a network; got cross_layers = 0 and deep_layers = ()")
-
-
-class Cross(NamedTuple):
-    """A pair of features and how strongly a DCN crosses them."""
-
-    features: tuple[str, str]
-    strength: float
 
 
 class DCN(Model):
@@ -121,60 +114,10 @@ class DCN(Model):
             yield from (p for name, p in self.cross.named_parameters() if name.endswith("weight"))
         yield from linear_weights(self.deep, self.logits)
 
-    @torch.no_grad()
-    def strongest_crosses(self, k: int = 10, feature_names: Sequence[str] | None = None) -> list[Cross]:
-        """The k pairs of features that the cross network crosses most strongly, in degree 2.
-
-        The degree-2 part of a logit is (x0ᵀu)(x0ᵀv), where v is the logit's weight vector and u = Σ_l α_l w_l, with
-        α_l = 1 + Σ_{j<l} β_jᵀ w_j and β_j = Σ_{i<j} b_i: Theorem 3.1 with its biases. Features i and j contribute
-        (e_iᵀu_i)(e_jᵀv_j) + (e_iᵀv_i)(e_jᵀu_j). A pair's strength is the standard deviation of that over all pairs of
-        ids, each id counted once and its feature's mean taken off (a mean is no cross); a dense feature counts as one
-        of unit variance. Over several outputs, the root of the sum of squares.
-
-        Args:
-            k: how many.
-            feature_names: of the categorical features, the bags, then the dense features.
-        """
-        if not self.parallel:
-            raise ValueError("crosses are read off the cross network's logits; this model's cross output has none")
-        if not isinstance(self.cross, CrossNetwork):
-            raise ValueError(f"crosses are read off a CrossNetwork; got {type(self.cross).__name__}")
-        columns = self.embedding.columns()
-        names = [str(i) for i in range(len(columns))] if feature_names is None else list(feature_names)
-        if len(names) != len(columns):
-            raise ValueError(f"feature_names must name {len(columns)} features; got {len(names)}")
-        weight, heads = self.cross.weight, self.logits.weight[:, : self.cross.in_features]
-        bias = torch.zeros_like(weight) if self.cross.bias is None else self.cross.bias
-        beta = bias.cumsum(0) - bias
-        c = (beta * weight).sum(1)
-        u = (1 + c.cumsum(0) - c) @ weight
-        square = weight.new_zeros(len(columns), len(columns))
-        for v in heads:
-            moments = [self._moments(i, torch.stack((u[at], v[at]), 1)) for i, at in enumerate(columns)]
-            uu, uv, vv = torch.stack(moments).unbind(1)
-            square += torch.outer(uu, vv) + torch.outer(vv, uu) + 2 * torch.outer(uv, uv)
-        pairs = torch.triu_indices(len(columns), len(columns), offset=1, device=square.device)
-        strength = square[pairs[0], pairs[1]].clamp(min=0).sqrt()
-        best = strength.topk(min(k, strength.numel()))
-        return [
-            Cross((names[i], names[j]), value)
-            for value, (i, j) in zip(best.values.tolist(), pairs.T[best.indices].tolist(), strict=True)
-        ]
-
-    def _moments(self, feature: int, directions: Tensor) -> Tensor:
-        """Var(eᵀu), Cov(eᵀu, eᵀv), Var(eᵀv) over a feature's ids e, for directions (u, v)."""
-        if feature < len(self.embedding.tables):
-            projected = self.embedding.tables[feature] @ directions
-            projected = projected - projected.mean(0)
-            covariance = projected.T @ projected / projected.shape[0]
-        else:
-            covariance = directions.T @ directions
-        return torch.stack((covariance[0, 0], covariance[0, 1], covariance[1, 1]))
-
 
 def deep_network(in_features: int, config: DeepConfig) -> tuple[nn.Sequential, int]:
-    """The deep network (section 2.3, eq. 4): ``h_{l+1} = ReLU(W_l h_l + b_l)``, and the
-    size of its output.
+    """The deep network (section 2.3, eq. 4): ``h_{l+1} = ReLU(W_l h_l + b_l)``, and the size of its
+    output.
 
     With batch normalisation, ``h_{l+1} = ReLU(BN(W_l h_l))``: its shift is the b_l.
     """
