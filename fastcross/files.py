@@ -7,15 +7,17 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import threading
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+Value = TypeVar("Value")
 CHUNK = 8 << 20  # bytes that are summed at once
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -109,23 +111,82 @@ def sha256(path: Path | str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def chunk_checksums(path: Path | str, start: int = 0) -> list[int]:
-    """The CRC-32 of each 8 MiB of a file from ``start`` on: it takes half the time of a SHA-256, and notices any change
-    within four bytes for certain, any other but for one in four billion."""
-    size = os.path.getsize(path)
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        with ThreadPoolExecutor(os.cpu_count()) as pool:  # reading and summing release the interpreter's lock
-            return list(pool.map(lambda at: _crc32(descriptor, at, min(CHUNK, size - at)), range(start, size, CHUNK)))
-    finally:
-        os.close(descriptor)
+@contextlib.contextmanager
+def atomic_with_checksum(path: Path | str) -> Iterator[Path]:
+    """As :func:`atomic`, with the file's checksum beside it in ``PATH.checksum``, where :func:`damage` looks for it.
+
+    The new checksum is written above those that are there, then the file takes its place, then the old ones go. Until
+    the file takes its place the old one fits one of them, from then on the new one does: a process that is killed at
+    any moment, once or several times in a row, leaves a file that fits.
+    """
+    path = Path(path)
+    beside = _beside(path)
+    old = _known(beside)
+    with atomic(path) as temporary:
+        yield temporary
+        new = f"{checksum(temporary)}\n"
+        _replace(beside, new + old)
+    _replace(beside, new)
+
+
+def damage(path: Path | str) -> str | None:
+    """What is wrong with a file, unless it is to the last byte what :func:`atomic_with_checksum` wrote."""
+    found, beside = checksum(path), _beside(Path(path))
+    known = _known(beside)
+    if found in known.split():
+        return None
+    if not known:
+        return f"its checksum, {beside.name}, is {'damaged' if beside.exists() else 'not there'}"
+    return f"its checksum is {found[:12]}, in {beside.name} it is {known[:12]}"
+
+
+def undisturbed(path: Path | str, read: Callable[[], Value]) -> Value:
+    """What ``read`` finds at ``path``, again where a newer file took its place meanwhile: that is no damage."""
+    while True:
+        before = _identity(path)
+        try:
+            value = read()
+        except ValueError:
+            if _identity(path) == before:
+                raise
+        else:
+            if _identity(path) == before:
+                return value
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.checksum")
+
+
+def _known(beside: Path) -> str:
+    """The checksums in a file of them, one in a line; none of a file that is damaged or not there."""
+    content = beside.read_bytes() if beside.exists() else b""
+    return content.decode() if re.fullmatch(rb"([0-9a-f]{64}\n)+", content) else ""
+
+
+def _replace(path: Path, content: str) -> None:
+    with atomic(path) as temporary:
+        temporary.write_text(content)
+
+
+def _identity(path: Path | str) -> tuple[int, int, int]:
+    """What tells a file from another that takes its place."""
+    found = os.stat(path)
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def checksum(path: Path | str) -> str:
-    """By which a large file is known again."""
-    digest = hashlib.sha256(os.path.getsize(path).to_bytes(8, "little"))
-    for value in chunk_checksums(path):
-        digest.update(value.to_bytes(4, "little"))
+    """By which a large file is known again: of its size, and of the CRC-32 of each 8 MiB.
+
+    That takes half the time of a SHA-256 of all bytes, and notices any change within four bytes for certain, any other
+    but for one in four billion.
+    """
+    with open(path, "rb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:
+        descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
+        digest = hashlib.sha256(size.to_bytes(8, "little"))
+        # Reading and summing release the interpreter's lock.
+        for value in pool.map(lambda at: _crc32(descriptor, at, min(CHUNK, size - at)), range(0, size, CHUNK)):
+            digest.update(value.to_bytes(4, "little"))
     return digest.hexdigest()
 
 

@@ -1,12 +1,17 @@
 """Files and folders that stand whole or not at all."""
 
+import itertools
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 
 import pytest
 
-from fastcross.files import building, read_checked_json, write_checked_json
+from fastcross import files
+from fastcross.files import atomic_with_checksum, building, damage, read_checked_json, write_checked_json
 
 
 def test_a_failed_build_leaves_what_was_there(tmp_path):
@@ -64,3 +69,65 @@ def test_checked_json(tmp_path):
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 4]) + whole[position + 1 :])
         with pytest.raises(ValueError, match=r"file\.json: the file is damaged"):
             read_checked_json(path)
+
+
+def test_a_file_beside_its_checksum(tmp_path):
+    path = tmp_path / "file"
+    for content in ("first", "second"):
+        with atomic_with_checksum(path) as temporary:
+            temporary.write_text(content)
+        assert path.read_text() == content
+        assert damage(path) is None
+        assert (tmp_path / "file.checksum").read_text() == files.checksum(path) + "\n"
+    path.write_text("first")  # was replaced: its checksum has gone
+    assert "its checksum is" in damage(path)
+    with pytest.raises(ZeroDivisionError), atomic_with_checksum(path) as temporary:
+        temporary.write_text(f"half {1 / 0}")
+    assert sorted(os.listdir(tmp_path)) == ["file", "file.checksum"]
+
+
+WRITE = """
+import importlib.util, os, signal, sys
+spec = importlib.util.spec_from_file_location("files", sys.argv[1])
+files = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(files)
+replace, left = os.replace, [int(sys.argv[4])]
+def count(source, target):
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left[0] -= 1
+    replace(source, target)
+os.replace = count
+with files.atomic_with_checksum(sys.argv[2]) as temporary:
+    temporary.write_text(sys.argv[3])
+"""
+
+
+def killed_after(renames, path, content):
+    """Three renames make a write: the checksums, the file, the checksum alone. The process dies before the next one."""
+    process = subprocess.run([sys.executable, "-c", WRITE, files.__file__, str(path), content, str(renames)])
+    assert process.returncode == (0 if renames == 3 else -signal.SIGKILL)
+
+
+def test_killed_between_a_file_and_its_checksum_again_and_again(tmp_path):
+    path, number, kept = tmp_path / "file", itertools.count(), ""
+    for kills in itertools.product(range(3), repeat=2):
+        for renames in (3, *kills):
+            content = f"content {next(number)}"
+            killed_after(renames, path, content)
+            kept = kept if renames < 2 else content
+            assert path.read_text() == kept
+            assert damage(path) is None, kills
+            path.write_text(kept[:-1])
+            assert damage(path)
+            path.write_text(kept)
+
+
+def test_killed_before_the_first_file(tmp_path):
+    path = tmp_path / "file"
+    for renames in (0, 1):
+        killed_after(renames, path, "content")
+        assert not path.exists()
+    with atomic_with_checksum(path) as temporary:
+        temporary.write_text("content")
+    assert damage(path) is None

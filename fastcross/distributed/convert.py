@@ -14,7 +14,7 @@ from fastcross.training.run_folder import Run, working_in
 
 # What a sharded checkpoint divides: the tables and, in the second part of the optimiser, the moments of their rows.
 SHARDED = re.compile(r"model\.embedding\.tables\.\d+|optimizer\.parts\.1\.state\.\d+\.\w+")
-OTHERS = ("checksums.json", "metrics.csv", "result.json", "curves.png")
+OTHERS = ("result.json", "metrics.csv", "metrics.csv.checksum", "curves.png", "curves.png.checksum")
 
 
 def convert_run(run: Run, to: str, output: Path, sharding: str = "auto") -> list[str]:
@@ -26,8 +26,7 @@ def convert_run(run: Run, to: str, output: Path, sharding: str = "auto") -> list
     if not names:
         raise CheckpointError(f"{run.path} holds no checkpoint yet")
     with working_in(output):
-        encoder = run.encoder if "encoder" in plan else None  # fastcross 0.1 kept none
-        copy = Run.create(output, plan | {"sharding": sharding if to == "sharded" else None}, encoder)
+        copy = Run.create(output, plan | {"sharding": sharding if to == "sharded" else None}, run.encoder)
         for name in names:
             if to == "single":
                 copy.save(name, read_whole(newest(run.path, name)))

@@ -15,7 +15,8 @@ from fastcross.files import building, write_checked_json
 if TYPE_CHECKING:
     from fastcross.training.run_folder import Trained
 
-LEFT_OUT = ("last.safetensors",)  # what a training would go on from: the data of this one is gone
+# What a training would go on from: the data of this one is gone.
+LEFT_OUT = ("last.safetensors", "last.safetensors.checksum")
 
 
 class KeptRun:

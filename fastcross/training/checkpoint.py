@@ -3,8 +3,8 @@
 Tensors become safetensors entries named by their path (``model.deep.0.weight``); everything else is one JSON text in
 the file's metadata. Loading runs no code from the file, unlike pickle, and a file is either whole or not there.
 
-The metadata also holds a checksum over every byte of the file but its own digits, so that no change goes unnoticed:
-safetensors itself sees neither changed values nor a changed name, dtype or space in the header.
+A checksum of the file stands beside it (``last.safetensors.checksum``), so that no change goes unnoticed: safetensors
+itself sees neither changed values nor a changed name, dtype or space in the header.
 
 Where processes share a model, each writes its shards, as torch.distributed.checkpoint does; one can put them together.
 
@@ -14,9 +14,7 @@ best-00001200/   last-00001500/       a checkpoint of that step, whole or not th
 """
 
 import contextlib
-import hashlib
 import json
-import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -27,13 +25,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from fastcross.files import atomic, checksum, chunk_checksums
+from fastcross.files import atomic_with_checksum, checksum, damage, undisturbed
 
-FORMAT = "fastcross-2"
-UNCHECKED_FORMAT = "fastcross-1"  # of fastcross 0.1, without a checksum
-DIGITS = 64
-CHECKSUM = b'"checksum":"'  # unescaped, so that it stands nowhere else in a header
-LARGEST_HEADER = 100_000_000  # what safetensors itself accepts
+FORMAT = "fastcross-3"
 
 
 class CheckpointError(ValueError):
@@ -48,95 +42,42 @@ def save(path: Path | str, state: dict[str, Any]) -> None:
         structure = json.dumps(_take_apart(state, "", tensors, memory))
     except RecursionError:
         raise TypeError("a checkpoint holds no state that contains itself, or that is nested so deeply") from None
-    with atomic(path) as temporary:
+    with atomic_with_checksum(path) as temporary:
         try:
-            save_file(tensors, temporary, metadata={"format": FORMAT, "checksum": "0" * DIGITS, "state": structure})
+            save_file(tensors, temporary, metadata={"format": FORMAT, "state": structure})
         except SafetensorError as error:  # a full disk, mostly
             raise CheckpointError(f"{path} cannot be written: {_reason(error)}") from error
-        header, position = _read_header(temporary)
-        with open(temporary, "r+b") as file:
-            file.seek(position)
-            file.write(_digest(temporary, header).encode())
 
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> dict[str, Any]:
     """What :func:`save` wrote, tensors on ``device``; a CheckpointError names a file that is damaged.
 
-    It is read twice, to verify it and to load it. Where a newer file has taken its place in between, that one is read.
+    It is read twice, to verify it and to load it.
     """
-    while True:
-        before, damage = _identity(path), None
-        try:
-            state = _load(path, device)
-        except CheckpointError as error:
-            damage = error
-        if _identity(path) == before:
-            if damage is not None:
-                raise damage
-            return state
-
-
-def _identity(path: Path | str) -> tuple[int, int, int]:
-    """What tells a file from another that takes its place."""
-    found = os.stat(path)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return undisturbed(path, lambda: _load(path, device))
 
 
 def _load(path: Path | str, device: torch.device | str) -> dict[str, Any]:
+    verify(path)
     try:
-        verify(path)
         with safe_open(path, framework="pt", device=str(device)) as file:
-            state = _put_together(json.loads((file.metadata() or {})["state"]), file.get_tensor)
-    except CheckpointError:
-        raise
+            metadata = file.metadata() or {}
+            if metadata.get("format") != FORMAT:
+                raise ValueError(f"it has format {metadata.get('format')!r}; expected {FORMAT!r}")
+            state = _put_together(json.loads(metadata["state"]), file.get_tensor)
+        if not isinstance(state, dict):
+            raise ValueError(f"it holds a {type(state).__name__} instead of a dict")
     except OSError:  # it cannot be read at all, and the message says why
         raise
     except Exception as error:  # whatever a reader of damaged text and numbers can raise
         raise CheckpointError(f"{path} is not a whole checkpoint: {_reason(error)}") from error
-    if not isinstance(state, dict):
-        raise CheckpointError(f"{path} is not a whole checkpoint: it holds a {type(state).__name__} instead of a dict")
     return state
 
 
 def verify(path: Path | str) -> None:
     """Raise CheckpointError unless the file is, to the last byte, what :func:`save` wrote."""
-    path = Path(path)
-    header, _ = _read_header(path)
-    try:
-        metadata = json.loads(header)["__metadata__"]
-        kind, expected = metadata.get("format"), metadata.get("checksum")
-    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is not a whole checkpoint: {_reason(error)}") from error
-    if kind == UNCHECKED_FORMAT and expected is None:
-        return
-    if kind != FORMAT:
-        raise CheckpointError(f"{path} has format {kind!r}; expected {FORMAT!r}")
-    found = _digest(path, header)
-    if expected != found:
-        raise CheckpointError(
-            f"{path} is not a whole checkpoint: its checksum is {found[:12]}, expected {str(expected)[:12]}"
-        )
-
-
-def _read_header(path: Path) -> tuple[bytes, int]:
-    """The JSON at the beginning of a safetensors file, and where in the file the checksum's digits stand."""
-    size = os.path.getsize(path)
-    with open(path, "rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 2 <= length <= min(size - 8, LARGEST_HEADER):
-            raise CheckpointError(f"{path} is not a whole checkpoint: it has {size} bytes and a header of {length}")
-        header = file.read(length)
-    return header, 8 + header.find(CHECKSUM) + len(CHECKSUM)
-
-
-def _digest(path: Path, header: bytes) -> str:
-    """Over the length of the header, the header with zeros for the checksum, and the checksum of each piece of data."""
-    start = header.find(CHECKSUM) + len(CHECKSUM)
-    digest = hashlib.sha256(len(header).to_bytes(8, "little"))
-    digest.update(header[:start] + b"0" * DIGITS + header[start + DIGITS :])
-    for value in chunk_checksums(path, 8 + len(header)):
-        digest.update(value.to_bytes(4, "little"))
-    return digest.hexdigest()
+    if reason := damage(path):
+        raise CheckpointError(f"{path} is not a whole checkpoint: {reason}")
 
 
 def checkpoints(run: Path, name: str) -> list[Path]:
@@ -171,7 +112,7 @@ def read_whole(folder: Path) -> dict[str, Any]:
 def read_state(folder: Path, rank: int = 0, size: int = 1) -> dict[str, Any]:
     """What is not sharded, after the files of the shards have been verified; ``size`` ranks share that work."""
     state = load(folder / "state.safetensors")
-    files = state.pop("files", {})  # fastcross 0.1 kept no checksums
+    files = state.pop("files")
     for name in sorted(files)[rank::size]:
         path = folder / name
         found = checksum(path) if path.is_file() else "not there"

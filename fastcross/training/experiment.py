@@ -113,8 +113,7 @@ class Experiment:
         """From :meth:`to_dict`, or from the config.json of a run, which says more than that."""
         known: dict[str, Any] = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}
         training = TrainingConfig(**values["training"])
-        data = known.get("data") or {"files": [values["cache"]]}  # fastcross 0.1 kept no more than the cache
-        return cls(**{**known, "data": Dataset(**data), "training": training})
+        return cls(**{**known, "data": Dataset(**values["data"]), "training": training})
 
     def save(self, path: Path | str) -> None:
         write_json(Path(path), self.to_dict())

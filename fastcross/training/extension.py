@@ -26,7 +26,7 @@ from fastcross.training.loop import Trainer
 from fastcross.training.processes import ALONE
 from fastcross.training.run_folder import FILES, LEFTOVER, LOCK, Run, Trained, load_model, working_in
 
-OWN = (*FILES, "encoder", "best.safetensors", "last.safetensors", LOCK)
+OWN = (*FILES, "encoder", LOCK)
 
 
 def extend(

@@ -243,7 +243,7 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in _COUNTERS:
-            setattr(self, name, state["best_logloss" if name == "best" and "best" not in state else name])
+            setattr(self, name, state[name])
         self.divergence.loss_sum, self.divergence.loss_count = state["loss"]
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
@@ -339,8 +339,9 @@ class MLflow(Callback):
         self.mlflow.log_metrics(dict(_scalars(row)), step=int(row["step"]))
 
     def on_end(self, result: Mapping[str, Any] | None) -> None:
-        if result is not None and (self.path / "best.safetensors").exists():
-            self.mlflow.log_artifact(str(self.path / "best.safetensors"))
+        for name in ("best.safetensors", "best.safetensors.checksum"):
+            if result is not None and (self.path / name).exists():
+                self.mlflow.log_artifact(str(self.path / name))
         self.mlflow.end_run("FAILED" if result is None else "FINISHED")
 
 

@@ -4,18 +4,17 @@ Each file is written atomically and verified when it is read. One process at a t
 
 config.json      what was asked for; enough to rebuild the model and to resume
 encoder/         what turns rows into batches, a copy of the cache's, so that the run predicts without it
-metrics.csv      one line per evaluation
 result.json      the final metrics, once the run has finished
+metrics.csv      one line per evaluation
 curves.png       training loss and validation metrics over the steps
 best.safetensors the model with the lowest validation logloss, with its configuration and schema
 last.safetensors everything that a resumed run needs
-checksums.json   of metrics.csv and curves.png; the others hold their own
+NAME.checksum    beside the last four; the others hold their own
 """
 
 import contextlib
 import csv
 import fcntl
-import hashlib
 import io
 import json
 import math
@@ -31,7 +30,14 @@ from typing import TYPE_CHECKING, Any
 
 from fastcross.batch import Schema
 from fastcross.data import Cache
-from fastcross.files import atomic, read_checked_json, write_checked_json
+from fastcross.files import (
+    atomic,
+    atomic_with_checksum,
+    damage,
+    read_checked_json,
+    undisturbed,
+    write_checked_json,
+)
 from fastcross.models import MODELS
 from fastcross.models.base import Model
 from fastcross.training import checkpoint
@@ -44,13 +50,12 @@ if TYPE_CHECKING:
     from fastcross.data.encoder import Encoder
 
 History = list[dict[str, float]]  # one entry per evaluation
-RUN_FORMAT = 2  # 1, of fastcross 0.1, had neither checksums nor an encoder
-FILES = ("config.json", "checksums.json", "metrics.csv", "result.json", "curves.png")
+RUN_FORMAT = 3
+SUMMED = ("metrics.csv", "curves.png", "best.safetensors", "last.safetensors")
+FILES = ("config.json", "result.json", *SUMMED, *(f"{name}.checksum" for name in SUMMED))
 LOCK = ".lock"
 # What a process that was killed left half written: .config.json.4711.tmp, a folder of shards, safetensors' .tmpA1b2C3.
-LEFTOVER = re.compile(
-    rf"\.({'|'.join(map(re.escape, FILES))}|(best|last)(\.safetensors|-\d+))(\.\d+)?\.tmp|\.tmp[A-Za-z0-9]{{6}}"
-)
+LEFTOVER = re.compile(rf"\.({'|'.join(map(re.escape, FILES))}|(best|last)-\d+)(\.\d+)?\.tmp|\.tmp[A-Za-z0-9]{{6}}")
 
 
 class Run:
@@ -93,7 +98,7 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         config = _read(self.path / "config.json")
-        for name in ("model", "options", "training", "cache", "fingerprint", "device", "threads"):
+        for name in ("model", "options", "training", "cache", "fingerprint", "encoder", "device", "threads"):
             if name not in config:
                 raise CheckpointError(f"{self.path / 'config.json'} does not describe a run: it has no {name!r}")
         return config
@@ -102,12 +107,12 @@ class Run:
     def result(self) -> dict[str, Any] | None:
         """The final metrics, None while the run is unfinished."""
         path = self.path / "result.json"
-        return _read(path, checked=self._is_checked()) if path.exists() else None
+        return _read(path) if path.exists() else None
 
     @property
     def encoder(self) -> "Encoder":
         """What turns rows into the batches that the run's model knows."""
-        return load_encoder(self.path, self.config.get("encoder"))
+        return load_encoder(self.path, self.config["encoder"])
 
     @property
     def history(self) -> History:
@@ -115,11 +120,13 @@ class Run:
         path = self.path / "metrics.csv"
         if not path.exists():
             return []
-        content = path.read_bytes()
-        if self._is_checked():
-            checksums = _read(self.path / "checksums.json", checked=True)
-            if hashlib.sha256(content).hexdigest() not in checksums.get(path.name, ()):
-                raise CheckpointError(f"{path} is damaged; its checksum is not the one in checksums.json")
+
+        def read() -> bytes:
+            if reason := damage(path):
+                raise CheckpointError(f"{path} is damaged: {reason}")
+            return path.read_bytes()
+
+        content = undisturbed(path, read)
         rows = csv.DictReader(io.StringIO(content.decode(), newline=""))
         return [{name: float(value) for name, value in row.items()} for row in rows]
 
@@ -128,7 +135,8 @@ class Run:
         writer = csv.DictWriter(text, fieldnames=list(history[0]))
         writer.writeheader()
         writer.writerows(history)
-        self._write_summed("metrics.csv", text.getvalue().encode())
+        with atomic_with_checksum(self.path / "metrics.csv") as temporary:
+            temporary.write_bytes(text.getvalue().encode())
 
     def finish(self, result: Mapping[str, Any], history: History) -> None:
         """Write the curves, then result.json: a run that has one is finished."""
@@ -139,24 +147,12 @@ class Run:
     def draw(self, result: Mapping[str, Any], history: History) -> None:
         """Write the curves."""
         optimum = result.get("optimum", {}).get("validation")
-        self._write_summed("curves.png", draw_curves({"": history}, optimum))
+        with atomic_with_checksum(self.path / "curves.png") as temporary:
+            temporary.write_bytes(draw_curves({"": history}, optimum))
 
     def remove_leftovers(self) -> None:
         """Of a process that was killed while it wrote; for a process that holds the folder's lock."""
         remove_leftovers(self.path)
-
-    def _is_checked(self) -> bool:
-        """Whether the run's files have checksums: those of fastcross 0.1 have not."""
-        return _is_marked(read_json(self.path / "config.json"))
-
-    def _write_summed(self, name: str, content: bytes) -> None:
-        """A file and, before it, its checksum beside that of the one it replaces: a kill in between loses neither."""
-        path = self.path / "checksums.json"
-        checksums = _read(path, checked=True) if path.exists() else {}
-        checksums[name] = [hashlib.sha256(content).hexdigest(), *checksums.get(name, [])[:1]]
-        _write(path, checksums)
-        with atomic(self.path / name) as temporary:
-            temporary.write_bytes(content)
 
 
 @dataclass(frozen=True)
@@ -168,7 +164,7 @@ class Trained:
     path: Path  # of the run folder
     cache: str
     fingerprint: str  # of the cache
-    encoder_fingerprint: str | None  # None for a run of fastcross 0.1
+    encoder_fingerprint: str
 
     @cached_property
     def encoder(self) -> "Encoder":
@@ -202,7 +198,7 @@ def load_model(path: Path | str, device: str = "auto") -> Trained:
     try:
         model = MODELS[state["kind"]].from_config(state["config"])
         model.load_state_dict(state["model"])
-        facts = (state["cache"], state["fingerprint"], state.get("encoder"))
+        facts = (state["cache"], state["fingerprint"], state["encoder"])
         schema = Schema.from_dict(state["schema"])
     except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise CheckpointError(f"{path} holds no model that this version can build: {error}") from error
@@ -226,12 +222,10 @@ def _read_best(run: Run) -> dict[str, Any]:
     return checkpoint.load(run.best)
 
 
-def load_encoder(path: Path, fingerprint: str | None) -> "Encoder":
+def load_encoder(path: Path, fingerprint: str) -> "Encoder":
     """The encoder of a run folder, which must be that of the model there."""
     from fastcross.data.encoder import Encoder  # needs pyarrow, which a model alone does not
 
-    if fingerprint is None:
-        raise CheckpointError(f"{path} keeps no encoder, as fastcross 0.1 did not yet: train it again to predict")
     encoder = Encoder.load(path / "encoder")
     if encoder.fingerprint != fingerprint:
         raise CheckpointError(
@@ -256,7 +250,7 @@ def working_in(path: Path) -> Iterator[None]:
             try:
                 yield
             except BaseException:
-                if "config.json" not in before and not any(path.glob("best[.-]*")) and not any(path.glob("last[.-]*")):
+                if "config.json" not in before and not _holds_any(path):
                     remove_leftovers(path)
                     for name in {*FILES, "encoder"} - before:
                         _remove(path / name)
@@ -265,6 +259,13 @@ def working_in(path: Path) -> Iterator[None]:
         for folder in made:
             with contextlib.suppress(OSError):  # it has something in it
                 folder.rmdir()
+
+
+def _holds_any(path: Path) -> bool:
+    """Whether there is a checkpoint in a run folder, sharded or not."""
+    return any(
+        (path / f"{name}.safetensors").exists() or checkpoint.checkpoints(path, name) for name in ("best", "last")
+    )
 
 
 def remove_leftovers(path: Path) -> None:
@@ -380,20 +381,13 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
     write_checked_json(path, _strict({"run_format": RUN_FORMAT, **content}))
 
 
-def _is_marked(content: Mapping[str, Any]) -> bool:
-    """fastcross 0.1 marked its files neither with a format nor with a checksum; damage removes one of them at most."""
-    return "run_format" in content or "sha256" in content
-
-
-def _read(path: Path, *, checked: bool = False) -> dict[str, Any]:
-    """What :func:`_write` wrote, or, unless ``checked``, fastcross 0.1."""
-    content = read_json(path)
-    if checked or _is_marked(content):
-        try:
-            content = read_checked_json(path)
-        except ValueError as error:
-            raise CheckpointError(str(error)) from None
-    if content.pop("run_format", 1) > RUN_FORMAT:
+def _read(path: Path) -> dict[str, Any]:
+    """What :func:`_write` wrote."""
+    try:
+        content = read_checked_json(path)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from None
+    if content.pop("run_format", 0) > RUN_FORMAT:
         raise CheckpointError(f"{path} was written by a later version of fastcross; this one reads format {RUN_FORMAT}")
     return content
 

@@ -44,7 +44,8 @@ def test_the_cache_that_has_moved_is_the_one_that_was_trained_on(two, fails):
 
 
 def test_a_checkpoint_of_another_run_is_refused(two, fails):
-    shutil.copy("rB/best.safetensors", "rA/best.safetensors")
+    for name in ("best.safetensors", "best.safetensors.checksum"):
+        shutil.copy(f"rB/{name}", f"rA/{name}")
     said = fails("predict", "rA", "A.csv", "--output", "p.csv")
     assert "the best checkpoint in rA is not that of this run: expected fingerprint" in said
 

@@ -33,7 +33,7 @@ def test_a_flipped_byte_in_any_file_of_the_shards_is_named(interrupted, tmp_path
     shutil.copytree(interrupted, tmp_path / "run")
     folder = newest(tmp_path / "run", "last")
     files = sorted(folder.iterdir())
-    assert {path.suffix for path in files} == {".distcp", ".safetensors", ""}
+    assert {path.suffix for path in files} == {".distcp", ".safetensors", ".checksum", ""}
     for path in files:
         whole = path.read_bytes()
         for position in range(0, len(whole), 1 + len(whole) // 40):

@@ -74,7 +74,8 @@ def test_mlflow_in_a_folder(cache, tmp_path, monkeypatch):
     assert found.info.status == "FINISHED"
     assert found.data.metrics["validation/auc"] == pytest.approx(history[-1]["validation_auc"])
     assert [item.path for item in mlflow.tracking.MlflowClient().list_artifacts(found.info.run_id)] == [
-        "best.safetensors"
+        "best.safetensors",
+        "best.safetensors.checksum",
     ]
 
 

@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 
+from fastcross import files
 from fastcross.training import checkpoint
 
 
@@ -157,7 +158,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
     path.write_text("old")
 
     def fail_half_way():
-        with checkpoint.atomic(path) as temporary:
+        with files.atomic_with_checksum(path) as temporary:
             temporary.write_text("half of the n")
             raise RuntimeError("disk full")
 
@@ -216,15 +217,16 @@ def test_a_file_that_is_replaced_while_it_is_read_is_no_damage(tmp_path, monkeyp
     """A training goes on saving while somebody looks: the checksum of one file, the values of the next."""
     path, newer = tmp_path / "last.safetensors", iter(range(1, 4))
     checkpoint.save(path, {"step": 0, "w": torch.zeros(3)})
-    verify = checkpoint.verify
+    damage = files.damage
 
-    def verify_and_replace(path):
-        verify(path)
+    def look_and_replace(path):
+        found = damage(path)
         for step in newer:
             checkpoint.save(path, {"step": step, "w": torch.full((3 + step,), float(step))})
             break
+        return found
 
-    monkeypatch.setattr(checkpoint, "verify", verify_and_replace)
+    monkeypatch.setattr(checkpoint, "damage", look_and_replace)
     found = checkpoint.load(path)
     assert found["step"] == 3
     assert torch.equal(found["w"], torch.full((6,), 3.0))

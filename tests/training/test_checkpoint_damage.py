@@ -1,12 +1,12 @@
 """Any change to any byte of a checkpoint is a CheckpointError that names the file; nothing else ever comes out."""
 
-import json
 import os
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from fastcross.files import atomic_with_checksum
 from fastcross.training import checkpoint
 from fastcross.training.checkpoint import CheckpointError
 
@@ -65,9 +65,10 @@ def test_a_hole_in_a_large_file(tmp_path):
     assert refused(path)
 
 
-def forge(path, state, tensors=None, **metadata):
-    """A file in the format of fastcross 0.1, which has no checksum, with any text as its structure."""
-    save_file(tensors or {"w": torch.zeros(2)}, path, metadata={"format": "fastcross-1", "state": state} | metadata)
+def forge(path, state, **metadata):
+    """A file whose checksum is right, with any text as its structure."""
+    with atomic_with_checksum(path) as temporary:
+        save_file({"w": torch.zeros(2)}, temporary, metadata={"format": checkpoint.FORMAT, "state": state} | metadata)
 
 
 @pytest.mark.parametrize(
@@ -104,25 +105,34 @@ def test_structures_that_nobody_wrote(tmp_path, state):
 
 def test_headers_that_nobody_wrote(tmp_path):
     path = tmp_path / "c.safetensors"
-    save_file({"w": torch.zeros(2)}, path)
-    assert refused(path)
-    save_file({"w": torch.zeros(2)}, path, metadata={"format": "fastcross-1"})
+    forge(path, "{}", format="another")
+    with pytest.raises(CheckpointError, match="it has format 'another'"):
+        checkpoint.load(path)
+    with atomic_with_checksum(path) as temporary:
+        save_file({"w": torch.zeros(2)}, temporary)
     assert refused(path)
     for header in (b"[]", b"{}", b'{"__metadata__": 3}', b"null", b"\xff\xff", b"[" * 100_000):
-        path.write_bytes(len(header).to_bytes(8, "little") + header)
+        with atomic_with_checksum(path) as temporary:
+            temporary.write_bytes(len(header).to_bytes(8, "little") + header)
         assert refused(path)
 
 
-def test_what_0_1_wrote_is_still_read(tmp_path):
-    path = tmp_path / "c.safetensors"
-    structure = {"dict": [["step", 3], [0, {"tuple": [{"tensor": "w"}, None]}]]}
-    forge(path, json.dumps(structure), {"w": torch.arange(3.0)})
-    loaded = checkpoint.load(path)
-    assert loaded["step"] == 3
-    assert torch.equal(loaded[0][0], torch.arange(3.0))
-    # But a checksum, where there is one, is not ignored because the format's name says 0.1.
-    forge(path, json.dumps(structure), {"w": torch.arange(3.0)}, checksum="0" * 64)
-    assert refused(path)
+def test_a_checksum_that_is_missing_or_another(path):
+    beside = path.with_name("c.safetensors.checksum")
+    whole = beside.read_bytes()
+    for position in range(len(whole)):
+        beside.write_bytes(whole[:position] + bytes([whole[position] ^ 0x20]) + whole[position + 1 :])
+        with pytest.raises(CheckpointError, match=r"c\.safetensors is not .* checksum"):
+            checkpoint.load(path)
+    beside.write_bytes(b"0" * 64 + b"\n")
+    with pytest.raises(CheckpointError, match=r"its checksum is [0-9a-f]{12}, in c\.safetensors\.checksum it is 0{12}"):
+        checkpoint.load(path)
+    for damaged in (b"", whole[:-1], whole + b" ", whole[:30], b"\xff" * 65):
+        beside.write_bytes(damaged)
+        assert refused(path)
+    beside.unlink()
+    with pytest.raises(CheckpointError, match=r"its checksum, c\.safetensors\.checksum, is not there"):
+        checkpoint.load(path)
 
 
 def test_other_tools_read_the_tensors(path):

@@ -27,11 +27,14 @@ def test_training_learns_and_leaves_a_run_folder(cache, tmp_path):
     assert result["validation"]["logloss"] < before["logloss"] - 0.01
     assert {path.name for path in run.path.iterdir()} == {
         "best.safetensors",
-        "checksums.json",
+        "best.safetensors.checksum",
         "config.json",
         "curves.png",
+        "curves.png.checksum",
         "last.safetensors",
+        "last.safetensors.checksum",
         "metrics.csv",
+        "metrics.csv.checksum",
         "result.json",
     }
     assert (run.path / "curves.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
