@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import KW_ONLY, dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,7 @@ PREPARATION_OPTIONS = ("min_frequency", "hash_buckets", "time_column")
 LARGEST_SEED = 2**31 - 1  # what NumPy draws and every platform takes
 
 
+@dataclass(eq=False, repr=False)  # scikit-learn's own hash and repr
 class Estimator(BaseEstimator):
     """Fits on a table in memory, or a file, what ``fastcross train`` fits on a file, bit for bit.
 
@@ -61,90 +62,48 @@ class Estimator(BaseEstimator):
     After fit: ``report_`` says what the columns were taken for, ``result_`` what result.json of a run holds.
     """
 
-    task: str  # of fastcross.data.Columns
+    task: ClassVar[str]  # of fastcross.data.Columns
 
-    def __init__(
-        self,
-        model: str = "dcn",
-        *,
-        cross_layers: int | None = None,
-        deep_layers: Sequence[int] | None = None,
-        embedding_dim: int | Sequence[int] | None = None,
-        structure: str | None = None,
-        dropout: float | None = None,
-        batch_norm: bool | None = None,
-        l2: float | None = None,
-        crosses: Sequence[Sequence[str]] | None = None,
-        residual_units: int | None = None,
-        input_dim: int | None = None,
-        cross_dim: int | None = None,
-        backend: str | None = None,
-        batch_size: int | None = None,
-        epochs: int | None = None,
-        max_steps: int | None = None,
-        lr: float | None = None,
-        schedule: str | None = None,
-        warmup_steps: int | None = None,
-        optimizer: str | None = None,
-        clip_norm: float | None = None,
-        evaluate_every: int | None = None,
-        patience: int | None = None,
-        monitor: str | None = None,
-        positive_weight: float | None = None,
-        max_loss: float | None = None,
-        bf16: bool | None = None,
-        graph: str | None = None,
-        columns: Columns | Mapping[str, Any] | None = None,
-        group: str | None = None,
-        split: str = "random:0.9,0.1,0",
-        split_seed: int = 0,
-        time_column: str | None = None,
-        min_frequency: int | None = None,
-        hash_buckets: int | None = None,
-        device: str = "auto",
-        threads: int | None = None,
-        random_state: Any = None,
-        verbose: bool = False,
-    ) -> None:
-        self.model = model
-        self.cross_layers = cross_layers
-        self.deep_layers = deep_layers
-        self.embedding_dim = embedding_dim
-        self.structure = structure
-        self.dropout = dropout
-        self.batch_norm = batch_norm
-        self.l2 = l2
-        self.crosses = crosses
-        self.residual_units = residual_units
-        self.input_dim = input_dim
-        self.cross_dim = cross_dim
-        self.backend = backend
-        self.batch_size = batch_size
-        self.epochs = epochs
-        self.max_steps = max_steps
-        self.lr = lr
-        self.schedule = schedule
-        self.warmup_steps = warmup_steps
-        self.optimizer = optimizer
-        self.clip_norm = clip_norm
-        self.evaluate_every = evaluate_every
-        self.patience = patience
-        self.monitor = monitor
-        self.positive_weight = positive_weight
-        self.max_loss = max_loss
-        self.bf16 = bf16
-        self.graph = graph
-        self.columns = columns
-        self.group = group
-        self.split = split
-        self.split_seed = split_seed
-        self.time_column = time_column
-        self.min_frequency = min_frequency
-        self.hash_buckets = hash_buckets
-        self.device = device
-        self.threads = threads
-        self.random_state = random_state
-        self.verbose = verbose
+    model: str = "dcn"
+    _: KW_ONLY
+    cross_layers: int | None = None
+    deep_layers: Sequence[int] | None = None
+    embedding_dim: int | Sequence[int] | None = None
+    structure: str | None = None
+    dropout: float | None = None
+    batch_norm: bool | None = None
+    l2: float | None = None
+    crosses: Sequence[Sequence[str]] | None = None
+    residual_units: int | None = None
+    input_dim: int | None = None
+    cross_dim: int | None = None
+    backend: str | None = None
+    batch_size: int | None = None
+    epochs: int | None = None
+    max_steps: int | None = None
+    lr: float | None = None
+    schedule: str | None = None
+    warmup_steps: int | None = None
+    optimizer: str | None = None
+    clip_norm: float | None = None
+    evaluate_every: int | None = None
+    patience: int | None = None
+    monitor: str | None = None
+    positive_weight: float | None = None
+    max_loss: float | None = None
+    bf16: bool | None = None
+    graph: str | None = None
+    columns: Columns | Mapping[str, Any] | None = None
+    group: str | None = None
+    split: str = "random:0.9,0.1,0"
+    split_seed: int = 0
+    time_column: str | None = None
+    min_frequency: int | None = None
+    hash_buckets: int | None = None
+    device: str = "auto"
+    threads: int | None = None
+    random_state: Any = None
+    verbose: bool = False
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, eval_set: Any = None) -> Self:
         """Train on rows.
