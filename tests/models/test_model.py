@@ -135,45 +135,6 @@ def test_bad_label():
         model.loss(model(*make_batch()), torch.zeros(31))
 
 
-@pytest.mark.parametrize("num_outputs", [1, 3])
-def test_strongest_crosses_against_the_hessian(num_outputs):
-    model = make_dcn(num_outputs=num_outputs, deep_layers=()).double()
-    d, columns = model.embedding.out_features, model.embedding.columns()
-
-    def logits(x0):
-        return reference.cross_logits(x0, model.cross.weight, model.cross.bias, model.logits.weight)
-
-    zero = torch.zeros(d, dtype=torch.float64)
-    square = torch.zeros(len(columns), len(columns), dtype=torch.float64)
-    for c in range(num_outputs):
-        hessian = torch.autograd.functional.hessian(lambda x0, c=c: logits(x0)[c], zero)
-        for i in range(len(columns)):
-            for j in range(i):
-                block = hessian[columns[i], columns[j]]
-                rows = [
-                    model.embedding.tables[k].detach() if k < 3 else torch.tensor([[-1.0], [1.0]]).double()
-                    for k in (i, j)
-                ]
-                terms = (rows[0] - rows[0].mean(0)) @ block @ (rows[1] - rows[1].mean(0)).T
-                square[j, i] += terms.square().mean()
-    names = ["a", "b", "c", "w", "x", "y", "z"]
-    found = model.strongest_crosses(100, names)
-    assert len(found) == 21
-    for (first, second), strength in found:
-        expected = square[names.index(first), names.index(second)].sqrt()
-        assert strength == pytest.approx(float(expected), rel=1e-6)
-    strengths = [cross.strength for cross in found]
-    assert strengths == sorted(strengths, reverse=True)
-    assert model.strongest_crosses(2, names) == found[:2]
-
-
-def test_strongest_crosses_needs_logits():
-    with pytest.raises(ValueError, match="this model's cross output has none"):
-        make_dcn(structure="stacked").strongest_crosses(3)
-    with pytest.raises(ValueError, match="feature_names must name 7 features; got 2"):
-        make_dcn().strongest_crosses(3, ["a", "b"])
-
-
 def test_export_with_dynamic_batch():
     model = make_dcn(bag_cardinalities=[9]).eval()
     bag = torch.tensor([1, 2, 3, 8]), torch.tensor([0, 2, 2])
