@@ -165,7 +165,7 @@ def _configuration(
 
 
 def _reporter(progress: Progress | bool) -> Progress:
-    return progress if callable(progress) else _print_progress if progress else _no_progress
+    return progress if callable(progress) else _print_progress if progress else lambda stage, done, total: None
 
 
 def _reusable(path: Path, fingerprint: str) -> Cache | None:
@@ -184,10 +184,6 @@ def _reusable(path: Path, fingerprint: str) -> Cache | None:
     except DataError:
         return None
     return cache
-
-
-def _no_progress(stage: str, done: int, total: int) -> None:
-    pass
 
 
 def _print_progress(stage: str, done: int, total: int) -> None:
@@ -264,7 +260,11 @@ def _build(
 
 
 def _classes(spool: Spool, part: Array, label: str) -> dict[str, Any]:
-    counts, classes = _count_classes(spool, part), spool.columns.classes or ()
+    classes = spool.columns.classes or ()
+    counts: Array = np.zeros(len(PARTS) * len(classes), np.int64)
+    for i, rows in spool.blocks():
+        counts += np.bincount(part[rows] * np.int64(len(classes)) + spool.label(i), minlength=len(counts))
+    counts = counts.reshape(len(PARTS), len(classes))
     _check_both(counts.sum(axis=0), classes, label, "")
     _check_both(counts[0], classes, label, " of the training part")
     return {"rows": counts.tolist()}
@@ -280,6 +280,22 @@ def _quantity(spool: Spool, part: Array, label: str) -> dict[str, Any]:
     _check_varies(values.min(), values.max(), label, " of the training part")
     rows = np.bincount(part, minlength=len(PARTS))
     return {"rows": rows[:, None].tolist(), "mean": float(values.mean()), "deviation": float(values.std())}
+
+
+def _check_both(counts: Array, classes: tuple[str, ...], label: str, rows: str) -> None:
+    """Raise DataError where fewer than two classes have rows."""
+    present = [name for name, count in zip(classes, counts.tolist(), strict=True) if count]
+    if len(present) < 2:
+        raise DataError(
+            f"the label (column {label}) is {present[0] if present else 'absent'} in all {int(counts.sum()):,} rows"
+            f"{rows}: there is nothing to tell apart"
+        )
+
+
+def _check_varies(smallest: float, largest: float, label: str, rows: str) -> None:
+    """Raise DataError where a quantity is the same in all rows."""
+    if not smallest < largest:
+        raise DataError(f"the label (column {label}) is {largest:g} in all rows{rows}: there is nothing to tell apart")
 
 
 def _weight(spool: Spool, part: Array) -> dict[str, Any]:
@@ -344,31 +360,6 @@ def _explained(error: DataError, table: Table) -> DataError:
                 f"{error} ({finding.warning}; mend it, skip bad rows, or declare the column to be categorical)"
             )
     return error
-
-
-def _count_classes(spool: Spool, part: Array) -> Array:
-    """(parts, classes): the rows of each."""
-    size = len(spool.columns.classes or ())
-    counts = np.zeros(len(PARTS) * size, np.int64)
-    for i, rows in spool.blocks():
-        counts += np.bincount(part[rows] * np.int64(size) + spool.label(i), minlength=len(counts))
-    return counts.reshape(len(PARTS), size)
-
-
-def _check_both(counts: Array, classes: tuple[str, ...], label: str, rows: str) -> None:
-    """Raise DataError where fewer than two classes have rows."""
-    present = [name for name, count in zip(classes, counts.tolist(), strict=True) if count]
-    if len(present) < 2:
-        raise DataError(
-            f"the label (column {label}) is {present[0] if present else 'absent'} in all {int(counts.sum()):,} rows"
-            f"{rows}: there is nothing to tell apart"
-        )
-
-
-def _check_varies(smallest: float, largest: float, label: str, rows: str) -> None:
-    """Raise DataError where a quantity is the same in all rows."""
-    if not smallest < largest:
-        raise DataError(f"the label (column {label}) is {largest:g} in all rows{rows}: there is nothing to tell apart")
 
 
 def _write_parts(

@@ -4,6 +4,11 @@ A text comes in blocks of whole lines, plain or gzip, that know their place; wit
 for a quoted value may span lines. A quote opens only at the start of a value and must close before a delimiter or a
 line end; inside, two quotes stand for one. Where a record breaks these rules its first line is a bad row and the next
 record starts on the next line, so that one forgotten quote costs one row and not the rest of the file.
+
+Arrow parses the blocks, but does not stream the file (pyarrow.csv.open_csv): of a gzip that breaks off it drops rows
+that were decompressed already (9,293 of 13,323, measured), it numbers records where a quoted value spans lines, skips
+no row whose value cannot be converted, and ends at a forgotten quote and at a value longer than its block. Up to blocks
+of numbers our reading takes 6 % more processor time than its stream (5 million rows of Criteo, one thread, no gzip).
 """
 
 from __future__ import annotations
