@@ -4,7 +4,7 @@ import os
 import sys
 
 from fastcross.cli.main import main
-from fastcross.distributed.torchrun import under_torchrun
+from fastcross.distributed import under_torchrun
 
 code = main()
 if under_torchrun():

@@ -348,7 +348,7 @@ def test_a_scheduler_of_a_copy():
 
 def test_a_sharded_optimiser_refuses():
     """Its parts are bound to processes and to fbgemm's tables."""
-    sharded = pytest.importorskip("fastcross.distributed.optim", exc_type=ImportError)
+    sharded = pytest.importorskip("fastcross.distributed.model", exc_type=ImportError)
     optimizer = sharded.ShardedOptimizer([optim.RowSGD([nn.Parameter(torch.ones(2, 2))])], None)
     with pytest.raises(TypeError, match=r"not to be copied or pickled; its state_dict\(\) is"):
         copy.deepcopy(optimizer)

@@ -251,7 +251,7 @@ def export(args: Namespace) -> int:
 
 def convert(args: Namespace) -> int:
     """The checkpoints of a run from one file to shards, or back."""
-    from fastcross.distributed.convert import convert_run  # with torch.distributed.checkpoint
+    from fastcross.distributed.sharding import convert_run  # with torch.distributed.checkpoint
 
     names = convert_run(Run(args.run), args.to, Path(args.output))
     show(f"checkpoints {' and '.join(names)}, {args.to}: {args.output}")

@@ -11,7 +11,7 @@ from fastcross.cli.parser import flag, refuse
 from fastcross.cli.printing import bars, print_cache, print_metrics, show
 from fastcross.data import Columns
 from fastcross.data import prepare as prepare_cache
-from fastcross.distributed.torchrun import choose_sharding, launch, max_restarts, restarts, several, under_torchrun
+from fastcross.distributed import choose_sharding, launch, max_restarts, restarts, several, under_torchrun
 from fastcross.extras import require
 from fastcross.models import MODELS
 from fastcross.training.config import GENERATED_ROWS, TrainingConfig

@@ -1,22 +1,35 @@
-"""A DCN from meta tensors to a model whose tables are sharded over the ranks, and the optimiser for it."""
+"""A DCN from meta tensors to a model whose tables are sharded over the ranks, and the optimiser for it.
 
+The optimiser's state has the structure of :class:`fastcross.optim.Optimizer`'s, with ShardedTensors for the moments of
+the tables.
+"""
+
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torchrec.distributed.model_parallel import DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 
-from fastcross.distributed.batch_norm import synchronise
-from fastcross.distributed.internals import ShardedTensor
-from fastcross.distributed.lookup import replace_lookups
-from fastcross.distributed.optim import FusedRows, ShardedOptimizer, ShardedRows
+from fastcross.distributed.internals import Shard, ShardedTensor, sharded_tensor
 from fastcross.distributed.process_group import ProcessGroup
-from fastcross.distributed.tables import EmbeddingTables, Sharder, cut, plan_sharding, table_name
+from fastcross.distributed.tables import (
+    EmbeddingTables,
+    Sharder,
+    TableShard,
+    cut,
+    plan_sharding,
+    replace_lookups,
+    table_name,
+)
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.models.base import Model
 from fastcross.models.baselines import DNN
 from fastcross.models.dcn import DCN
+from fastcross.optim import Optimizer, RowAdam, RowSGD, gradients, scale_gradients
 from fastcross.training.config import TrainingConfig
 
 TABLES = "embedding.tables"  # their names in a DCN's state
@@ -31,7 +44,7 @@ class ShardedDCN(DistributedModelParallel):
     """
 
     def __init__(self, model: DCN | DNN, processes: ProcessGroup, sharding: str, rows: int) -> None:
-        synchronise(model)
+        _synchronise(model)
         assert isinstance(model.embedding, EmbeddingTables)
         plan = plan_sharding(model, model.embedding, sharding, rows)
         layers = [name for name in LAYERS if hasattr(model, name)]
@@ -82,6 +95,192 @@ class ShardedDCN(DistributedModelParallel):
                     part.reset_parameters()
 
 
+def _draw(table: ShardedTensor, dim: int) -> None:
+    """N(0, 1/n_e), drawn from PyTorch's generator as for one whole table, of which this rank keeps its shards.
+
+    PyTorch draws 16 numbers at a time (and the last 16 anew): pieces of a multiple of 16 are the same numbers.
+    """
+    shards = [(shard.tensor, shard.metadata.shard_offsets) for shard in table.local_shards()]
+    for tensor, _ in shards:
+        tensor.zero_()
+    rows, start = table.size(0), 0
+    while start < rows:
+        stop = start + CHUNK
+        stop = rows if (rows - stop) * dim < 16 else stop
+        values = torch.empty(stop - start, dim).normal_(std=dim**-0.5)
+        for tensor, (row, column) in shards:
+            lo, hi = max(start, row), min(stop, row + tensor.shape[0])
+            width = min(dim - column, tensor.shape[1])
+            if lo < hi and width > 0:
+                tensor[lo - row : hi - row, :width] = values[lo - start : hi - start, column : column + width]
+        start = stop
+
+
+class GlobalBatchNorm(nn.BatchNorm1d):
+    """``y = (x - μ) / √(σ² + ε) · weight + bias``, μ and σ² over the rows of all ranks; parameters as BatchNorm1d's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        # μ and Σ(x - μ)² of each rank, joined: sums of squares themselves would cancel in float32.
+        rows = torch.full((1, x.shape[1]), float(x.shape[0]), device=x.device)
+        detached = x.detach().float()
+        mean = detached.mean(0, keepdim=True).nan_to_num()  # a rank without rows has weight 0
+        local = torch.cat((rows, mean, (detached - mean).square().sum(0, keepdim=True)))
+        found = [torch.empty_like(local) for _ in range(dist.get_world_size())]
+        dist.all_gather(found, local)
+        n, means, squares = torch.stack(found).unbind(1)
+        total = n.sum(0)
+        mu = (n * means).sum(0) / total
+        variance = (squares + n * (means - mu).square()).sum(0) / total
+        self._count(mu, variance, total)
+        y = _Normalise.apply(x, mu, torch.rsqrt(variance + self.eps), total)
+        return torch.addcmul(self.bias, y, self.weight).to(x.dtype)
+
+    @torch.no_grad()
+    def _count(self, mu: Tensor, variance: Tensor, total: Tensor) -> None:
+        """The running statistics, of which the variance is the unbiased one, as BatchNorm1d keeps them."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        assert self.momentum is not None
+        self.num_batches_tracked += 1
+        self.running_mean.lerp_(mu, self.momentum)
+        self.running_var.lerp_(variance * total / (total - 1), self.momentum)
+
+
+class _Normalise(torch.autograd.Function):
+    """y = (x - μ) s;  dx = s (dy - mean dy - y · mean(dy y)), means over the rows of all ranks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, mu: Tensor, s: Tensor, total: Tensor) -> Tensor:
+        y = (x - mu) * s
+        ctx.save_for_backward(y, s, total)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        y, s, total = ctx.saved_tensors
+        sums = torch.stack((dy.sum(0), (dy * y).sum(0)))
+        dist.all_reduce(sums)
+        mean_dy, mean_dyy = sums / total
+        return s * (dy - mean_dy - y * mean_dyy), None, None, None
+
+
+def _synchronise(model: nn.Module) -> None:
+    """Give every BatchNorm1d of ``model`` the statistics of all ranks."""
+    for module in model.modules():
+        for name, child in module.named_children():
+            if type(child) is nn.BatchNorm1d:
+                replacement = GlobalBatchNorm(child.num_features, child.eps, child.momentum, device="meta")
+                replacement.load_state_dict(child.state_dict(), assign=True)
+                setattr(module, name, replacement)
+
+
+class ShardedOptimizer(Optimizer):
+    """The parts of a sharded model's optimiser as one."""
+
+    def __init__(self, parts: Sequence[torch.optim.Optimizer], processes: ProcessGroup) -> None:
+        super().__init__(parts)
+        self.processes = processes
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError("the optimiser of a sharded model is not to be copied or pickled; its state_dict() is")
+
+    @torch.no_grad()
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        """Over the layers, whose gradients are the same on every rank, and the rows of all ranks.
+
+        Not over rows that fbgemm has updated within the backward pass, before the norm could be known.
+        """
+        layers, *rows = [gradients(p for group in part.param_groups for p in group["params"]) for part in self.parts]
+        norm = nn.utils.get_total_norm(layers)
+        values = [value for part in rows for value in part]
+        if not any(isinstance(part, FusedRows) for part in self.parts):
+            own = nn.utils.get_total_norm(values) if values else norm.new_zeros(())
+            norm = (norm.square() + self.processes.sum(own.square())).sqrt()
+        scale_gradients([*layers, *values], norm, max_norm)
+        return norm
+
+
+class ShardedRows(torch.optim.Optimizer):
+    """fastcross's row updates, :class:`~fastcross.optim.RowAdam` or RowSGD, on the shards that this rank holds."""
+
+    def __init__(
+        self, shards: Sequence[TableShard], tables: Sequence[ShardedTensor], dims: Sequence[int], lr: float, name: str
+    ) -> None:
+        # A rank without shards has an empty parameter, for an optimiser wants one.
+        weights = [shard.weight for shard in shards] or [nn.Parameter(torch.empty(0, 1))]
+        super().__init__(weights, {"lr": lr})
+        self.rows = RowAdam(weights, lr=lr) if name == "adam" else RowSGD(weights, lr=lr)
+        self.param_groups = self.rows.param_groups
+        self.shards, self.tables, self.dims = shards, tables, dims
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.rows.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[int, Any] = {}
+        if isinstance(self.rows, RowAdam):
+            moments = [(shard, self.rows.moments(shard.weight)) for shard in self.shards]
+            for k, table in enumerate(self.tables):
+                own = [(shard.metadata, pair) for shard, pair in moments if shard.table == table_name(k)]
+                state[k] = {
+                    name: cut(
+                        sharded_tensor([Shard(pair[i], metadata) for metadata, pair in own], table.metadata()),
+                        self.dims[k],
+                    )
+                    for i, name in enumerate(("exp_avg", "exp_avg_sq"))
+                }
+        return {"state": state, "param_groups": [_options(self.param_groups[0], self.dims)]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The moments were read in place, into the tensors that :meth:`state_dict` showed."""
+        self.param_groups[0].update({k: v for k, v in state_dict["param_groups"][0].items() if k != "params"})
+
+
+class FusedRows(torch.optim.Optimizer):
+    """Gives fbgemm, which updates the rows within the backward pass, its rate, and shows its state.
+
+    Adam is fbgemm's own: lazy like RowAdam, its bias correction counts all steps too.
+    """
+
+    def __init__(self, fused: Any, dims: Sequence[int], lr: float, name: str) -> None:
+        adam = {"betas": (0.9, 0.999), "eps": 1e-8, "step": 0} if name == "adam" else {}
+        super().__init__([nn.Parameter(torch.empty(0)) for _ in dims], {"lr": lr, **adam})
+        self.fused, self.dims = fused, dims
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for group in self.fused.param_groups:
+            group["lr"] = self.param_groups[0]["lr"]
+        self.fused.zero_grad()  # where TorchRec hands the rate to fbgemm
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        if "step" in self.param_groups[0]:
+            self.param_groups[0]["step"] += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[int, Any] = {}
+        for name, values in self.fused.state_dict()["state"].items():
+            k = int(name.removesuffix(".weight").rpartition(".t")[2])
+            found = {key.rpartition(".")[2]: value for key, value in values.items()}
+            if "momentum1" in found:
+                moments = {"exp_avg": found["momentum1"], "exp_avg_sq": found["exp_avg_sq"]}
+                state[k] = {name: cut(moment, self.dims[k]) for name, moment in moments.items()}
+        return {"state": state, "param_groups": [_options(self.param_groups[0], self.dims)]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.param_groups[0].update({k: v for k, v in state_dict["param_groups"][0].items() if k != "params"})
+        if "step" in self.param_groups[0]:
+            self.fused.set_optimizer_step(self.param_groups[0]["step"])
+
+
+def _options(group: dict[str, Any], dims: Sequence[int]) -> dict[str, Any]:
+    """A parameter group as PyTorch writes it for a model with all the tables: with their numbers."""
+    return {name: value for name, value in group.items() if name != "params"} | {"params": list(range(len(dims)))}
+
+
 def shard(
     model: Model, processes: ProcessGroup, config: TrainingConfig, sharding: str, embedding: str = "auto"
 ) -> tuple[Any, ShardedOptimizer]:
@@ -128,24 +327,3 @@ def shard(
 def has_fused(optimizer: str, device: torch.device) -> bool:
     """Whether fbgemm can update rows within the backward pass: its CPU build has no Adam."""
     return optimizer == "sgd" or device.type == "cuda"
-
-
-def _draw(table: ShardedTensor, dim: int) -> None:
-    """N(0, 1/n_e), drawn from PyTorch's generator as for one whole table, of which this rank keeps its shards.
-
-    PyTorch draws 16 numbers at a time (and the last 16 anew): pieces of a multiple of 16 are the same numbers.
-    """
-    shards = [(shard.tensor, shard.metadata.shard_offsets) for shard in table.local_shards()]
-    for tensor, _ in shards:
-        tensor.zero_()
-    rows, start = table.size(0), 0
-    while start < rows:
-        stop = start + CHUNK
-        stop = rows if (rows - stop) * dim < 16 else stop
-        values = torch.empty(stop - start, dim).normal_(std=dim**-0.5)
-        for tensor, (row, column) in shards:
-            lo, hi = max(start, row), min(stop, row + tensor.shape[0])
-            width = min(dim - column, tensor.shape[1])
-            if lo < hi and width > 0:
-                tensor[lo - row : hi - row, :width] = values[lo - start : hi - start, column : column + width]
-        start = stop

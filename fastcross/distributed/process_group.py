@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed.optim  # before there is a group: a default argument in it would hold that group for ever
 from torch import Tensor
 
-from fastcross.distributed.torchrun import restarts, under_torchrun
+from fastcross.distributed import restarts, under_torchrun
 from fastcross.training.processes import Processes
 
 Group = TypeVar("Group", bound="ProcessGroup")

@@ -32,7 +32,7 @@ MODELS: Mapping[str, "type[Model]"] = _Registry(
         "deep_crossing": "baselines:DeepCrossing",
         "dnn": "baselines:DNN",
         "wide_deep": "baselines:WideDeep",
-        "fm": "linear:FactorizationMachine",
-        "lr": "linear:LogisticRegression",
+        "fm": "baselines:FactorizationMachine",
+        "lr": "baselines:LogisticRegression",
     }
 )

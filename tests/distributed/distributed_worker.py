@@ -7,8 +7,7 @@ from pathlib import Path
 import torch
 
 from fastcross.data import Bag
-from fastcross.distributed.batch_norm import GlobalBatchNorm
-from fastcross.distributed.model import shard
+from fastcross.distributed.model import GlobalBatchNorm, shard
 from fastcross.distributed.sharding import join
 from fastcross.models.dcn import DCN
 from fastcross.training.config import TrainingConfig

@@ -19,8 +19,7 @@ from tests.distributed.helpers import (
 )
 
 pytest.importorskip("torchrec")
-from fastcross.distributed.convert import convert_run
-from fastcross.distributed.sharding import join
+from fastcross.distributed.sharding import convert_run, join
 
 pytestmark = QUIET
 

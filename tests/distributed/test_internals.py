@@ -14,9 +14,9 @@ from tests.distributed.helpers import QUIET
 
 pytest.importorskip("torchrec")
 from fastcross.distributed import internals
-from fastcross.distributed.lookup import StackLookup
 from fastcross.distributed.model import shard
 from fastcross.distributed.sharding import join
+from fastcross.distributed.tables import StackLookup
 
 pytestmark = QUIET
 
@@ -85,7 +85,7 @@ IMPORTS = """
 import logging, warnings
 filters, names = list(warnings.filters), ("torchrec", "torch.fx._symbolic_trace", "torch.distributed.elastic")
 levels = [logging.getLogger(name).level for name in names]
-import fastcross.distributed, fastcross.distributed.torchrun, fastcross.cli.train, fastcross.cli.predict
+import fastcross.distributed, fastcross.cli.train, fastcross.cli.predict
 assert [logging.getLogger(name).level for name in names] == levels
 assert list(warnings.filters)[-len(filters):] == filters, set(warnings.filters) - set(filters)
 assert not [f for f in warnings.filters if f not in filters and f[0] == "ignore" and "torch.distributed" in str(f[3])]

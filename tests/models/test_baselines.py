@@ -9,8 +9,7 @@ from torch import nn
 
 from fastcross import DCN, optim
 from fastcross.models import MODELS
-from fastcross.models.baselines import DeepCrossing, WideDeep
-from fastcross.models.linear import FactorizationMachine, LogisticRegression
+from fastcross.models.baselines import DeepCrossing, FactorizationMachine, LogisticRegression, WideDeep
 
 CARDINALITIES, NUM_DENSE = [6, 5, 4], 2
 
