@@ -12,20 +12,39 @@ if TYPE_CHECKING:
     from fastcross.interop.export import export
     from fastcross.interop.state_dict import cross_state_dict
     from fastcross.interop.swap import swap
-    from fastcross.layers.cross import CrossLayer, CrossNetwork
+    from fastcross.layers.cross import (
+        CrossFCN,
+        CrossGated,
+        CrossLayer,
+        CrossLowRank,
+        CrossMatrix,
+        CrossMixture,
+        CrossNetwork,
+    )
     from fastcross.models.dcn import DCN, DCNConfig
     from fastcross.ops.cross_layer import cross_layer
     from fastcross.ops.cross_logits import cross_logits
     from fastcross.ops.cross_network import cross_network
+    from fastcross.ops.multiplicative import cross_fcn, cross_gated, cross_low_rank, cross_matrix, cross_mixture
 
 __all__ = [
     "DCN",
+    "CrossFCN",
+    "CrossGated",
     "CrossLayer",
+    "CrossLowRank",
+    "CrossMatrix",
+    "CrossMixture",
     "CrossNetwork",
     "DCNConfig",
     "__version__",
+    "cross_fcn",
+    "cross_gated",
     "cross_layer",
     "cross_logits",
+    "cross_low_rank",
+    "cross_matrix",
+    "cross_mixture",
     "cross_network",
     "cross_state_dict",
     "export",
@@ -40,11 +59,23 @@ _HOMES = {
     "DCNConfig": "fastcross.models.dcn",
     "DCNClassifier": "fastcross.estimators.estimator",
     "DCNRegressor": "fastcross.estimators.estimator",
-    "CrossLayer": "fastcross.layers.cross",
-    "CrossNetwork": "fastcross.layers.cross",
-    "cross_layer": "fastcross.ops",
-    "cross_logits": "fastcross.ops",
-    "cross_network": "fastcross.ops",
+    **dict.fromkeys(
+        ("CrossFCN", "CrossGated", "CrossLayer", "CrossLowRank", "CrossMatrix", "CrossMixture", "CrossNetwork"),
+        "fastcross.layers.cross",
+    ),
+    **dict.fromkeys(
+        (
+            "cross_fcn",
+            "cross_gated",
+            "cross_layer",
+            "cross_logits",
+            "cross_low_rank",
+            "cross_matrix",
+            "cross_mixture",
+            "cross_network",
+        ),
+        "fastcross.ops",
+    ),
     "cross_state_dict": "fastcross.interop.state_dict",
     "export": "fastcross.interop.export",
     "swap": "fastcross.interop.swap",

@@ -25,7 +25,7 @@ from fastcross.kernels.rows import accumulation_dtype
 def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x0 (x·w) + b + x."""
     dtype = accumulation_dtype(x0, x, weight, bias)
-    with _without_autocast(x0):
+    with without_autocast(x0):
         s = (x.to(dtype) @ weight.to(dtype)).unsqueeze(-1)
         y = x + s * x0 if bias is None else x + s * x0 + bias
         return y.to(x0.dtype)
@@ -34,7 +34,7 @@ def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = Non
 def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = α_L x0 + β_L."""
     dtype = accumulation_dtype(x0, weight, bias)
-    with _without_autocast(x0):
+    with without_autocast(x0):
         alpha, beta = _alpha_beta(x0.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
         y = alpha.unsqueeze(-1) * x0
         return (y if beta is None else y + beta).to(x0.dtype)
@@ -43,7 +43,7 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor) -> Tensor:
     """z = α_L q + β_L Vᵀ with q = x0 Vᵀ: the cross output x_L is never formed."""
     dtype = accumulation_dtype(x0, weight, bias, head)
-    with _without_autocast(x0):
+    with without_autocast(x0):
         rows, v = x0.to(dtype), head.to(dtype)
         alpha, beta = _alpha_beta(rows, weight.to(dtype), None if bias is None else bias.to(dtype))
         z = alpha.unsqueeze(-1) * (rows @ v.T)
@@ -64,7 +64,7 @@ def _alpha_beta(x0: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor
     return alpha.to(x0.dtype), None if beta is None else beta.to(x0.dtype)
 
 
-def _without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
+def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """Autocast would round the dots to half precision; these sums are float32 on purpose."""
     kind = x.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):  # which has no autocast

@@ -25,11 +25,11 @@ def allowed_error(eager: Tensor, exact: Tensor, units: int = UNITS) -> float:
     return float(2 * (eager.double() - exact).abs().max() + atol * exact.abs().max())
 
 
-def assert_as_good(ours: Tensor, eager: Tensor, exact: Tensor, name: str) -> None:
+def assert_as_good(ours: Tensor, eager: Tensor, exact: Tensor, name: str, units: int = UNITS) -> None:
     """The rule, for one result."""
     assert ours.shape == exact.shape, f"{name}: {tuple(ours.shape)}, not {tuple(exact.shape)}"
     if exact.numel():
-        error, allowed = float((ours.double() - exact).abs().max()), allowed_error(eager, exact)
+        error, allowed = float((ours.double() - exact).abs().max()), allowed_error(eager, exact, units)
         assert error <= allowed, f"{name}: error {error:.3g}, allowed {allowed:.3g}"  # which NaN is not
 
 
@@ -44,13 +44,13 @@ def evaluate(function, tensors, dy=None, dtype=None, **options):
     return [y.detach(), *torch.autograd.grad(y, [t for t in leaves if t is not None], g)]
 
 
-def assert_as_good_as_eager(operator, tensors, backend, dy=None):
+def assert_as_good_as_eager(operator, tensors, backend, dy=None, units=UNITS, **options):
     """The rule, for the output and every gradient; each in the dtype of what it belongs to."""
-    exact = evaluate(getattr(reference, operator), tensors, dy, torch.float64)
-    eager = evaluate(getattr(reference, operator), tensors, dy, tensors[0].dtype)
-    ours = evaluate(getattr(fastcross, operator), tensors, dy, backend=backend)
+    exact = evaluate(getattr(reference, operator), tensors, dy, torch.float64, **options)
+    eager = evaluate(getattr(reference, operator), tensors, dy, tensors[0].dtype, **options)
+    ours = evaluate(getattr(fastcross, operator), tensors, dy, backend=backend, **options)
     dtypes = [tensors[0].dtype, *(t.dtype for t in tensors if t is not None)]
     for i, (o, e, x, dtype) in enumerate(zip(ours, eager, exact, dtypes, strict=True)):
         assert o.dtype == dtype, f"result {i} of {operator}: {o.dtype}, not {dtype}"
-        assert_as_good(o, e, x, f"result {i} of {operator}")
+        assert_as_good(o, e, x, f"result {i} of {operator}", units)
     return ours

@@ -31,14 +31,19 @@ _LAUNCHERS = "fastcross.kernels.gpu.launchers"
 _LIBRARY.define("instruction_set(str name) -> str")
 
 
-def define(name: str, schema: str, fake: Callable[..., Any] | None = None) -> None:
-    """Defines ``fastcross::name``. C++ registers its CPU kernel; the Triton launcher has its name and arguments."""
+def define(
+    name: str, schema: str, fake: Callable[..., Any] | None = None, cpu_kernel: Callable[..., Any] | None = None
+) -> None:
+    """Defines ``fastcross::name``. The Triton launcher has its name and arguments; the CPU kernel is registered by C++,
+    unless it is ``cpu_kernel``, which calls other operators."""
 
     def launch(*args: Any) -> Any:
         return getattr(importlib.import_module(_LAUNCHERS), name)(*args)
 
     tags = torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order
     _LIBRARY.define(" ".join((name + schema).split()), tags=tags)
+    if cpu_kernel is not None:
+        _LIBRARY.impl(name, cpu_kernel, "CPU")
     if fake is not None:
         _LIBRARY.impl(name, launch, "CUDA")
         torch.library.register_fake(f"fastcross::{name}", fake, lib=_LIBRARY)

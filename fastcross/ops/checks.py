@@ -1,11 +1,13 @@
 """What the operators require of their operands; every error names both values."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from fastcross.batch import Bag
+
+ACTIVATIONS = (None, "relu", "tanh")
 
 
 def check_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -37,6 +39,47 @@ def check_network(x0: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 def check_head(head: Tensor, x0: Tensor) -> None:
     _check_parameter("head", head, x0, ("C", "d"))
+
+
+def check_multiplicative(
+    x0: Tensor, optional: Collection[str] = (), **parameters: tuple[Tensor | None, tuple[str, ...]]
+) -> None:
+    """The operands of DCN-V2's layers: each parameter with the names of its dimensions, which are of one size each.
+
+    d is x0's number of features; the other sizes are those of the parameter that has them first.
+    """
+    _check_x0(x0)
+    d = x0.shape[-1]
+    found = {"d": (d, "x0", x0), "d/2": (d // 2, "x0", x0)}
+    for name, (t, names) in parameters.items():
+        if t is None and name in optional:
+            continue
+        if t is None:
+            raise TypeError(f"{name} is missing; x0 {tuple(x0.shape)} needs a {name} {_form(names)}")
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} must be a tensor; got {type(t).__name__} and x0 {tuple(x0.shape)}")
+        if t.dim() != len(names) or 0 in t.shape:
+            raise ValueError(
+                f"{name} must be {_form(names)} with d = {d}, none of them 0; "
+                f"got {name} {tuple(t.shape)} and x0 {tuple(x0.shape)}"
+            )
+        if "d/2" in names and d % 2:
+            raise ValueError(
+                f"x0 must have an even number of features; got x0 {tuple(x0.shape)} and {name} {tuple(t.shape)}"
+            )
+        for size, dimension in zip(t.shape, names, strict=True):
+            expected, owner, of = found.setdefault(dimension, (size, name, t))
+            if size != expected:
+                raise ValueError(
+                    f"{name} must be {_form(names)} with {dimension} = {expected}; "
+                    f"got {name} {tuple(t.shape)} and {owner} {tuple(of.shape)}"
+                )
+        _check_kind(name, t, x0)
+
+
+def check_activation(activation: str | None) -> None:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}; got {activation!r}")
 
 
 def check_stack(

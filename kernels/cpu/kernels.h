@@ -32,6 +32,37 @@ struct CrossNetwork {
 
 static inline int64_t network_totals(const CrossNetwork& n) { return (n.L + n.C + 1) * n.d + n.L + n.C; }
 
+enum class Activation { none, relu, tanh };
+
+struct Product {  // of x0 and what a GEMM gave: steps of DCN-V2's layers
+  Type type;
+  int64_t M, d;
+  Rows x0, x, u, g, y, dx0;  // u: of 2 d columns where it has a gate; backward: y is du, and dx0 is null if not needed
+  const void* b;             // (d,) or null
+  Activation f;
+  double diag;
+  bool first, last;  // backward: dx0 is written, not added to; g belongs to dx0 too
+};
+struct Experts {  // K of rank r: what they give, weighed
+  Type type;
+  int64_t M, K, r;
+  const void* h;    // (K, M, r)
+  void* dh;         // (K, M, r)
+  Rows q;           // (M, K r); backward its gradient
+  Rows logits;      // (M, K); null: of a single expert
+  Rows dlogits;     // (M, K) or null
+  const void* bias;  // (K,) or null
+  Activation f;
+};
+struct Fcn {
+  Type type;
+  int64_t M, d;
+  Rows x0, x, h, y, dh, dx0;            // h, dh: d/2 columns; backward: y is g
+  const void *b, *norm_w, *norm_b;      // (d,), (d/2,), (d/2,)
+  double eps;
+  bool exponential, first, last;
+};
+
 struct Table {  // of one feature: single-valued where offsets is null
   void* data;
   int64_t height, width, column;  // column: where it begins in x0
@@ -72,6 +103,16 @@ struct RowUpdate {  // of one table; rows ascend, values stand at the first of e
   void cross_network_finish(const CrossNetwork&, double* totals, int64_t shares, void* dw, void* db, void* dv);     \
   void embedding_fwd(const Embedding&, int64_t start, int64_t stop);                                                \
   int64_t embedding_bwd(const Embedding&, const Table&, int64_t* scratch, int64_t* rows, void* values, bool dense); \
+  void product_fwd(const Product&, int64_t start, int64_t stop);                                                    \
+  /* totals (d,): Σ du; null where it is not needed */                                                             \
+  void product_bwd(const Product&, int64_t start, int64_t stop, double* scratch, double* totals);                   \
+  void gated_fwd(const Product&, int64_t start, int64_t stop);                                                      \
+  void gated_bwd(const Product&, int64_t start, int64_t stop, double* scratch, double* totals);                     \
+  void experts_fwd(const Experts&, int64_t start, int64_t stop, double* scratch);                                   \
+  void experts_bwd(const Experts&, int64_t start, int64_t stop, double* scratch);                                   \
+  void fcn_fwd(const Fcn&, int64_t start, int64_t stop);                                                            \
+  /* totals (2, d): Σ dz; Σ n dm and Σ dm */                                                                        \
+  void fcn_bwd(const Fcn&, int64_t start, int64_t stop, double* scratch, double* totals);                           \
   void adam_rows(const RowUpdate&, int64_t start, int64_t stop);                                                    \
   void adagrad_rows(const RowUpdate&, int64_t start, int64_t stop);                                                 \
   void sgd_rows(const RowUpdate&, int64_t start, int64_t stop);                                                     \

@@ -5,6 +5,7 @@ import pickle
 import pytest
 import torch
 
+import fastcross
 from fastcross import CrossLayer, CrossNetwork, reference
 
 
@@ -73,3 +74,41 @@ def test_device_and_dtype_arguments():
 def test_sizes_below_one(arguments, named):
     with pytest.raises(ValueError, match=named):
         CrossNetwork(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("network", "names"),
+    [
+        (fastcross.CrossMatrix(6, 2), ["weight", "bias"]),
+        (fastcross.CrossLowRank(6, 2, 3, activation="relu", diag_scale=0.5), ["u", "v", "bias"]),
+        (fastcross.CrossMixture(6, 2, 3, 4, activation=None), ["u", "c", "v", "bias", "gate"]),
+        (
+            fastcross.CrossMixture(6, 2, 3, 4, shared_gate=False, gate_bias=True),
+            ["u", "c", "v", "bias", "gate", "gate_bias"],
+        ),
+        (fastcross.CrossGated(6, 2, bias=False), ["weight", "gate", "bias"]),
+        (fastcross.CrossFCN(6, 2, exponential=True, eps=0.1), ["weight", "bias", "norm_weight", "norm_bias"]),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_networks_of_products_call_their_operators(network, names):
+    options = {
+        k: getattr(network, k) for k in ("activation", "diag_scale", "exponential", "eps") if hasattr(network, k)
+    }
+    operator = {"CrossFCN": "cross_fcn", "CrossLowRank": "cross_low_rank"}.get(
+        type(network).__name__, "cross_" + type(network).__name__.removeprefix("Cross").lower()
+    )
+    x0 = torch.randn(2, 5, 6)
+    expected = getattr(reference, operator)(x0, *(getattr(network, name) for name in names), **options)
+    torch.testing.assert_close(network(x0), expected)
+    assert repr(network).endswith("backend='auto')")
+
+
+def test_networks_of_products_start_with_unit_gains():
+    torch.manual_seed(0)
+    network = fastcross.CrossLowRank(200, 2, 50)
+    assert network.u.std().item() == pytest.approx((2 / 250) ** 0.5, rel=0.05)
+    assert fastcross.CrossMatrix(300, 1).weight.std().item() == pytest.approx(300**-0.5, rel=0.05)
+    assert not network.bias.any()
+    bias = fastcross.CrossFCN(200, 3).bias
+    assert 0 <= bias.min() < 0.1 < 0.9 < bias.max() <= 1

@@ -1,0 +1,309 @@
+"""DCN-V2's layers and their kin, L of them: ``x_{l+1} = x0 ⊙ h(x_l) + x_l``; they differ in h alone.
+
+The GEMMs run in one dtype: float64 where an operand is float64, else autocast's where it is on, else that of x0.
+Parameters and rows are cast to it, and the result to the dtype of x0.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fastcross import reference
+from fastcross.kernels import closed_form, layers_of_products, multiplicative
+from fastcross.kernels.rows import as_rows, empty_rows
+from fastcross.ops import backends, checks
+
+Options = dict[str, Any]
+
+
+def cross_matrix(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
+    """DCN-V2's cross network: ``x_{l+1} = x0 ⊙ (W_l x_l + b_l) + x_l``; returns ``x_L``.
+
+    Args:
+        x0: the network's input, (..., d).
+        weight, bias: (L, d, d) and (L, d); the bias may be left out.
+        backend: as for :func:`cross_layer`.
+
+    Returns:
+        (..., d) in the dtype of ``x0``.
+    """
+    checks.check_multiplicative(x0, ("bias",), weight=(weight, ("L", "d", "d")), bias=(bias, ("L", "d")))
+    return _run("cross_matrix", backend, x0, (weight, bias), {})
+
+
+def cross_low_rank(
+    x0: Tensor,
+    u: Tensor,
+    v: Tensor,
+    bias: Tensor | None = None,
+    *,
+    activation: str | None = None,
+    diag_scale: float = 0.0,
+    backend: str = "auto",
+) -> Tensor:
+    """DCN-V2, low rank: ``x_{l+1} = x0 ⊙ (f(U_l V_l x_l + b_l) + diag_scale x_l) + x_l``; returns ``x_L``.
+
+    Args:
+        x0: the network's input, (..., d).
+        u, v, bias: (L, d, r), (L, r, d) and (L, d); the bias may be left out.
+        activation: f: None, "relu" or "tanh".
+        diag_scale: adds so many times the identity to U V, outside of f.
+        backend: as for :func:`cross_layer`.
+
+    Returns:
+        (..., d) in the dtype of ``x0``.
+    """
+    checks.check_activation(activation)
+    checks.check_multiplicative(x0, ("bias",), u=(u, ("L", "d", "r")), v=(v, ("L", "r", "d")), bias=(bias, ("L", "d")))
+    options = {"activation": activation, "diag_scale": diag_scale}
+    return _run("cross_low_rank", backend, x0, (u, v, bias), options)
+
+
+def cross_mixture(
+    x0: Tensor,
+    u: Tensor,
+    c: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    gate: Tensor | None,
+    gate_bias: Tensor | None = None,
+    *,
+    activation: str | None = "tanh",
+    backend: str = "auto",
+) -> Tensor:
+    """DCN-V2, a mixture of K low-rank experts; returns ``x_L`` of
+
+    ``x_{l+1} = x_l + Σ_k softmax_k(G x_l) x0 ⊙ (U_k f(C_k f(V_k x_l)) + b_l)``.
+
+    Args:
+        x0: the network's input, (..., d).
+        u, c, v, bias: (L, K, d, r), (L, K, r, r), (L, K, r, d) and (L, d); the bias may be left out.
+        gate, gate_bias: (K, d) and (K,), which all layers share, or (L, K, d) and (L, K); the bias may be left out, and
+            the gate of a single expert, whose softmax is 1.
+        activation: f: None, "relu" or "tanh".
+        backend: as for :func:`cross_layer`.
+
+    Returns:
+        (..., d) in the dtype of ``x0``.
+    """
+    checks.check_activation(activation)
+    of_gate = ("L", "K", "d") if isinstance(gate, Tensor) and gate.dim() == 3 else ("K", "d")
+    checks.check_multiplicative(
+        x0,
+        ("bias", "gate", "gate_bias"),
+        u=(u, ("L", "K", "d", "r")),
+        c=(c, ("L", "K", "r", "r")),
+        v=(v, ("L", "K", "r", "d")),
+        bias=(bias, ("L", "d")),
+        gate=(gate, of_gate),
+        gate_bias=(gate_bias, of_gate[:-1]),
+    )
+    if gate is None and (u.shape[1] > 1 or gate_bias is not None):
+        raise ValueError(f"gate may be left out for one expert without gate_bias only; got u {tuple(u.shape)}")
+    return _run("cross_mixture", backend, x0, (u, c, v, bias, gate, gate_bias), {"activation": activation})
+
+
+def cross_gated(
+    x0: Tensor, weight: Tensor, gate: Tensor, bias: Tensor | None = None, *, backend: str = "auto"
+) -> Tensor:
+    """GDCN's gated cross network: ``x_{l+1} = x0 ⊙ (W_l x_l + b_l) ⊙ σ(G_l x_l) + x_l``; returns ``x_L``.
+
+    Args:
+        x0: the network's input, (..., d).
+        weight, gate, bias: (L, d, d) twice and (L, d); the bias may be left out.
+        backend: as for :func:`cross_layer`.
+
+    Returns:
+        (..., d) in the dtype of ``x0``.
+    """
+    square = ("L", "d", "d")
+    checks.check_multiplicative(x0, ("bias",), weight=(weight, square), gate=(gate, square), bias=(bias, ("L", "d")))
+    return _run("cross_gated", backend, x0, (weight, gate, bias), {})
+
+
+def cross_fcn(
+    x0: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    *,
+    exponential: bool = False,
+    eps: float = 1e-5,
+    backend: str = "auto",
+) -> Tensor:
+    """FCN's cross network, once DCNv3; returns ``x_L`` of ``x_{l+1} = x0 ⊙ ([h, h ⊙ m] + b_l) + x_l``
+
+    with ``h = W_l x_l``, d/2 numbers, and ``m = relu(LayerNorm(h))``.
+
+    Args:
+        x0: the network's input, (..., d), d even. FCN puts the first halves of all embeddings first.
+        weight, bias: (L, d/2, d) and (L, d).
+        norm_weight, norm_bias, eps: of the LayerNorm, (L, d/2) each.
+        exponential: ``x_l`` in place of ``x0`` as the first factor: the degree doubles with each layer.
+        backend: as for :func:`cross_layer`.
+
+    Returns:
+        (..., d) in the dtype of ``x0``.
+    """
+    checks.check_multiplicative(
+        x0,
+        weight=(weight, ("L", "d/2", "d")),
+        bias=(bias, ("L", "d")),
+        norm_weight=(norm_weight, ("L", "d/2")),
+        norm_bias=(norm_bias, ("L", "d/2")),
+    )
+    options = {"exponential": exponential, "eps": eps}
+    return _run("cross_fcn", backend, x0, (weight, bias, norm_weight, norm_bias), options)
+
+
+def _run(name: str, backend: str, x0: Tensor, parameters: tuple[Tensor | None, ...], options: Options) -> Tensor:
+    """The operator ``name`` on the backend that is chosen, in one dtype."""
+    chosen = backends.choose(backend, x0, *parameters)
+    if chosen == "reference":
+        return getattr(reference, name)(x0, *parameters, **options)
+    if chosen == "triton":
+        if backend == "triton":
+            raise ValueError(f'{name} has no Triton kernels; backend "auto" runs it on {x0.device.type}')
+        chosen = "torch"
+    dtype = _dtype_of_gemms(chosen, x0, *parameters)
+    cast = [None if t is None else t.to(dtype) for t in parameters]
+    with closed_form.without_autocast(x0):
+        if chosen == "torch":
+            return getattr(multiplicative, name)(x0.to(dtype), *cast, **options).to(x0.dtype)
+        operands = as_rows(x0.to(dtype)), *cast
+        if backends.differentiates(*operands):
+            y = MultiplicativeFunction.apply(name, chosen, tuple(options.items()), *operands)
+        else:
+            y, _ = backends.kernel(f"{name}_fwd", chosen, x0)(*operands, *options.values(), False)
+        return y.to(x0.dtype).view(x0.shape)
+
+
+def _dtype_of_gemms(backend: str, x0: Tensor, *parameters: Tensor | None) -> torch.dtype:
+    if any(t is not None and t.dtype == torch.float64 for t in (x0, *parameters)):
+        return torch.float64
+    kind = x0.device.type
+    autocast = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has none
+    dtype = torch.get_autocast_dtype(kind) if autocast else x0.dtype
+    # A CPU has no float16 arithmetic that is faster than float32's.
+    return torch.float32 if backend == "cpu" and dtype == torch.float16 else dtype
+
+
+class MultiplicativeFunction(torch.autograd.Function):
+    """(x0, parameters) -> y of the operator ``name``; saves what its forward pass keeps."""
+
+    @staticmethod
+    def forward(ctx: Any, name: str, backend: str, options: tuple, x0: Tensor, *parameters: Tensor | None) -> Tensor:
+        values = (value for _, value in options)
+        y, kept = backends.kernel(f"{name}_fwd", backend, x0)(x0, *parameters, *values, True)
+        ctx.save_for_backward(x0, *parameters, *kept)
+        ctx.name, ctx.backend, ctx.options, ctx.count = name, backend, options, 1 + len(parameters)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        operands, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        options, needs = dict(ctx.options), ctx.needs_input_grad[3:]
+        if backends.is_differentiated():
+            function = functools.partial(getattr(multiplicative, ctx.name), **options)
+            return None, None, None, *backends.closed_form_vjp(function, operands, dy)
+        kernel = backends.kernel(f"{ctx.name}_bwd", ctx.backend, dy)
+        grads = kernel(as_rows(dy), *operands, *options.values(), kept, needs)
+        return None, None, None, *backends.needed_only(tuple(grads), needs)
+
+
+def _define(name: str, kind: type, operands: str, options: str, width: Callable[..., int]) -> None:
+    """fastcross::NAME_fwd and _bwd. Kept are ``width(operands)`` numbers for each row and layer, if ``keep``."""
+    arguments = f"{operands}, {options}" if options else operands
+    count = operands.count("Tensor")
+
+    def fake_fwd(*args: Any) -> tuple[Tensor, list[Tensor]]:
+        (x0, *parameters), keep = args[:count], args[-1]
+        kept = [x0.new_empty(parameters[0].shape[0], x0.shape[0], width(*parameters))] if keep else []
+        return empty_rows(as_rows(x0)), kept
+
+    def fake_bwd(dy: Tensor, *args: Any) -> list[Tensor]:
+        (x0, *parameters), needs = args[:count], args[-1]
+        dx0 = empty_rows(as_rows(x0)) if needs[0] else x0.new_empty(0)
+        given = zip(parameters, needs[1:], strict=True)
+        return [dx0, *(x0.new_empty(t.shape if t is not None and need else 0) for t, need in given)]
+
+    forward = f"({arguments}, bool keep) -> (Tensor y, Tensor[] kept)"
+    backward = f"(Tensor dy, {arguments}, Tensor[] kept, bool[] needs) -> Tensor[]"
+    backends.define(f"{name}_fwd", forward, fake_fwd, functools.partial(layers_of_products.forward, kind))
+    backends.define(f"{name}_bwd", backward, fake_bwd, functools.partial(layers_of_products.backward, kind))
+
+
+_define(
+    "cross_matrix",
+    layers_of_products.Matrix,
+    "Tensor x0, Tensor w, Tensor? b",
+    "",
+    lambda w, b: w.shape[1],
+)
+_define(
+    "cross_low_rank",
+    layers_of_products.LowRank,
+    "Tensor x0, Tensor u, Tensor v, Tensor? b",
+    "str? activation, float diag_scale",
+    lambda u, v, b: v.shape[1],
+)
+_define(
+    "cross_mixture",
+    layers_of_products.Mixture,
+    "Tensor x0, Tensor u, Tensor c, Tensor v, Tensor? b, Tensor? gate, Tensor? gate_bias",
+    "str? activation",
+    lambda u, c, v, b, gate, gate_bias: v.shape[1] * (v.shape[2] + (gate is not None)),
+)
+_define(
+    "cross_gated",
+    layers_of_products.Gated,
+    "Tensor x0, Tensor w, Tensor g, Tensor? b",
+    "",
+    lambda w, g, b: 2 * w.shape[1],
+)
+_define(
+    "cross_fcn",
+    layers_of_products.Fcn,
+    "Tensor x0, Tensor w, Tensor b, Tensor norm_w, Tensor norm_b",
+    "bool exponential, float eps",
+    lambda w, b, norm_w, norm_b: w.shape[1],
+)
+
+# The steps between the GEMMs: kernels/layers_of_products.py calls them. Sums over rows are added to.
+backends.define(
+    "product_fwd",
+    "(Tensor x0, Tensor u, Tensor? b, Tensor x, str f, float diag, Tensor(a!) y) -> ()",
+)
+backends.define(
+    "product_bwd",
+    """(Tensor(a!) g, Tensor x0, Tensor u, Tensor? b, Tensor x, str f, float diag, Tensor(b!) du, Tensor(c!)? dx0,
+    Tensor(d!)? db, bool first, bool last) -> ()""",
+)
+backends.define("gated_fwd", "(Tensor x0, Tensor ut, Tensor? b, Tensor x, Tensor(a!) y) -> ()")
+backends.define(
+    "gated_bwd",
+    """(Tensor g, Tensor x0, Tensor ut, Tensor? b, Tensor(a!) dut, Tensor(b!)? dx0, Tensor(c!)? db, bool first,
+    bool last) -> ()""",
+)
+backends.define(
+    "experts_fwd",
+    "(Tensor h, Tensor? logits, Tensor? gate_bias, str f, Tensor(a!) q) -> ()",
+)
+backends.define(
+    "experts_bwd",
+    """(Tensor dq, Tensor h, Tensor? logits, Tensor? gate_bias, str f, Tensor(a!) dh, Tensor(b!)? dlogits) -> ()""",
+)
+backends.define(
+    "fcn_fwd",
+    """(Tensor x0, Tensor h, Tensor b, Tensor norm_w, Tensor norm_b, Tensor x, bool exponential, float eps,
+    Tensor(a!) y) -> ()""",
+)
+backends.define(
+    "fcn_bwd",
+    """(Tensor(a!) g, Tensor x0, Tensor h, Tensor b, Tensor norm_w, Tensor norm_b, Tensor x, bool exponential,
+    float eps, Tensor(b!) dh, Tensor(c!)? dx0, Tensor(d!) sums, bool first, bool last) -> ()""",
+)
