@@ -166,18 +166,29 @@ class Experiment:
                 options=resolve_options(self.options, data.schema),
                 threads=self.threads or torch.get_num_threads(),
             )
-            config = plan._describe(data, optimum)
+            config = plan.describe(data, optimum)
             # An option that came later has its default in a folder that does not name it.
             if exists and Run(path).config | Experiment.load(path).to_dict() != config:
                 raise CheckpointError(f"{path} holds a run with another configuration; choose another folder")
             if exists and (result := Run(path).result):
                 return result
-            with plan._trainer(data, optimum, show, processes) as trainer:
-                if leads and not exists:  # not before all that can be wrong with the experiment has been found
+
+            def open_run() -> Run:
+                if leads and not exists:
                     Run.create(path, config, data.encoder)
                 processes.any(False)  # the folder is there
-                trainer.run, trainer.curves = processes.open_run(path), curves
-                trainer.on_evaluation, trainer.callbacks = on_evaluation, callbacks
+                return processes.open_run(path)
+
+            with plan.trainer(
+                data,
+                open_run,
+                optimum,
+                processes=processes,
+                show=show,
+                on_evaluation=on_evaluation,
+                callbacks=callbacks,
+                curves=curves,
+            ) as trainer:
                 if exists:
                     trainer.resume()
                 return trainer.fit()
@@ -195,7 +206,7 @@ class Experiment:
         cache, optimum = opened or self.data.open(show, progress=progress)
         return exists, str(cache.path.resolve()), optimum
 
-    def _describe(self, cache: Cache, optimum: Mapping[str, float]) -> dict[str, Any]:
+    def describe(self, cache: Cache, optimum: Mapping[str, float]) -> dict[str, Any]:
         """What config.json holds: the experiment, and the data that it found."""
         return {
             "fastcross": __version__,
@@ -207,10 +218,16 @@ class Experiment:
         }
 
     @contextlib.contextmanager
-    def _trainer(
-        self, cache: Cache, optimum: Mapping[str, float], show: Show | None, processes: Processes
+    def trainer(
+        self,
+        cache: Cache,
+        run: Run | Callable[[], Run],
+        optimum: Mapping[str, float],
+        *,
+        processes: Processes = ALONE,
+        **options: Any,
     ) -> Iterator[Trainer]:
-        """Without a run folder yet. PyTorch has the experiment's threads while it is at work."""
+        """A new model's, which takes these options beside. PyTorch has the experiment's threads while it is at work."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self.threads or threads)
         try:
@@ -232,9 +249,8 @@ class Experiment:
             placed, optimizer = processes.place(
                 model, self.training, device=self.device, sharding=self.sharding, embedding=self.embedding
             )
-            trainer = Trainer(placed, cache, self.training, show=show, processes=processes, optimizer=optimizer)
-            trainer.header, trainer.facts = header, facts
-            yield trainer
+            made: dict[str, Any] = {"header": header, "facts": facts, "processes": processes, "optimizer": optimizer}
+            yield Trainer(placed, cache, self.training, run, **made, **options)
         finally:
             torch.set_num_threads(threads)
 
@@ -259,8 +275,8 @@ def resume(
         experiment, config = Experiment.load(run.path), run.config
         data = Cache.open(cache or config["cache"], fingerprint=config["fingerprint"])
         data.check_encoder(run.encoder.fingerprint)
-        with experiment._trainer(data, config["optimum"], show, processes) as trainer:
-            trainer.run, trainer.callbacks = run, callbacks
+        optimum = config["optimum"]
+        with experiment.trainer(data, run, optimum, processes=processes, show=show, callbacks=callbacks) as trainer:
             trainer.resume()
             return trainer.fit()
 

@@ -23,7 +23,6 @@ from fastcross.training.config import TrainingConfig
 from fastcross.training.experiment import Experiment, resume
 from fastcross.training.input import Dataset, Progress, Show
 from fastcross.training.loop import Trainer
-from fastcross.training.processes import ALONE
 from fastcross.training.run_folder import FILES, LEFTOVER, LOCK, Run, Trained, load_model, working_in
 
 OWN = (*FILES, "encoder", LOCK)
@@ -115,12 +114,11 @@ def _read(source: Path, training: dict[str, Any]) -> tuple[Experiment, Trained, 
 
 def _write(plan: Experiment, cache: Cache, trained: Trained, moments: Mapping[str, Any], folder: Path) -> None:
     """A run folder as one that was interrupted before its first step, with all that it starts from."""
-    config = plan._describe(cache, {}) | {"extends": str(trained.path.resolve())}
+    config = plan.describe(cache, {}) | {"extends": str(trained.path.resolve())}
     run = Run.create(folder, config, cache.encoder)
-    with plan._trainer(cache, {}, None, ALONE) as trainer:
+    with plan.trainer(cache, run, {}) as trainer:
         _fill(trainer, trained.model.state_dict(), moments)
-        trainer.run = run
-        run.save("best", {**trainer.header, "step": 0, "metrics": {}, "model": trainer.model.state_dict()})
+        trainer.keep_best({})
         trainer.save()
 
 

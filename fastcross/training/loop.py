@@ -40,12 +40,15 @@ class Trainer:
     Args:
         model: trained on the device where its parameters are.
         cache: parts "train", "validation" and "test"; without validation rows the last weights count as the best.
-        run: where to leave things; with None the best weights are kept in memory only.
+        run: where to leave things, or what makes that place, called when nothing wrong was found with the rest; with
+            None the best weights are kept in memory only.
         header: what best.safetensors holds beside the weights, so that the model can be rebuilt from it.
         facts: what the result holds beside the metrics.
         show: called with one line per evaluation; there is a progress bar too where standard error is a terminal.
         processes: those that train together; each takes its share of every batch.
         on_evaluation: called with the metrics of each evaluation; what it raises ends the training.
+        callbacks: told of evaluations, checkpoints and the end.
+        curves: are drawn at the end.
         optimizer: for a model that :func:`fastcross.optim.configure` does not know how to update.
         read_ahead: a thread reads the next batch while a step runs.
     """
@@ -55,7 +58,7 @@ class Trainer:
         model: Model,
         cache: Cache,
         config: TrainingConfig,
-        run: Run | None = None,
+        run: Run | Callable[[], Run] | None = None,
         *,
         header: dict[str, Any] | None = None,
         facts: dict[str, Any] | None = None,
@@ -64,13 +67,15 @@ class Trainer:
         optimizer: optim.Optimizer | None = None,
         read_ahead: bool = True,
         on_evaluation: Callable[[Mapping[str, float]], None] | None = None,
+        callbacks: "Sequence[Callback]" = (),
+        curves: bool = True,
     ) -> None:
         if not cache.sizes.get("train"):
             raise ValueError(f"the cache {cache.path} has no training rows; its sizes are {cache.sizes}")
-        self.model, self.cache, self.config, self.run = model, cache, config, run
+        self.model, self.cache, self.config = model, cache, config
         self.header, self.facts, self.show, self.processes = header or {}, facts or {}, show, processes
-        self.on_evaluation, self.read_ahead = on_evaluation, read_ahead
-        self.callbacks: Sequence[Callback] = ()
+        self.on_evaluation, self.callbacks = on_evaluation, callbacks
+        self.read_ahead, self.curves = read_ahead, curves
         self.device = next(model.parameters()).device
         self.optimizer = optimizer or make_optimizer(model, config)
         self.divergence = DivergenceCheck(model, config.max_loss, self.device)
@@ -97,7 +102,7 @@ class Trainer:
         self.seconds = 0.0  # of training: batches and steps, without evaluations and checkpoints
         self.history: History = []
         self.best_weights: dict[str, Tensor] = {}
-        self.curves = True  # are drawn at the end
+        self.run = run() if callable(run) else run
 
     def fit(self) -> dict[str, Any]:
         """Train to the end, give the model its best weights, and return the result (what result.json holds)."""
@@ -166,7 +171,7 @@ class Trainer:
         found_value = row.get(f"validation_{self.monitor.name}")
         if found_value is None or self.monitor.is_better(found_value, self.best):  # without validation the last is best
             self.best_step, self.best, self.stale = self.step, found_value, 0
-            self._keep_best(row)
+            self.keep_best(row)
         else:
             self.stale += 1
             self.decays += self.config.schedule == "plateau"
@@ -183,7 +188,8 @@ class Trainer:
         for callback in self.callbacks:
             callback.on_evaluate(row)
 
-    def _keep_best(self, row: dict[str, float]) -> None:
+    def keep_best(self, row: dict[str, float]) -> None:
+        """The present weights, and what was measured of them, as the best so far."""
         weights = self.model.state_dict()
         if self.run:
             self._save("best", {**self.header, "step": self.step, "metrics": row, "model": weights})

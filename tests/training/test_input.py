@@ -116,8 +116,9 @@ def test_a_training_that_fails_leaves_no_thread(cache):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_training_that_is_interrupted_leaves_no_thread(number, cache, tmp_path):
-    trainer = Trainer(small_dcn(cache), cache, TrainingConfig(batch_size=128), Run.create(tmp_path / "run", {}))
-    trainer.on_evaluation = lambda row: signal.raise_signal(number)
+    run = Run.create(tmp_path / "run", {})
+    config, stop = TrainingConfig(batch_size=128), lambda row: signal.raise_signal(number)
+    trainer = Trainer(small_dcn(cache), cache, config, run, on_evaluation=stop)
     with pytest.raises(Interrupted, match="step 26 of 260"):
         trainer.fit()
     assert not readers()
