@@ -11,7 +11,7 @@ from pathlib import Path
 from benchmarks.harness import results
 from benchmarks.harness.measure import Refused
 from benchmarks.report import plots, runs, tables
-from benchmarks.report.summary import summary
+from benchmarks.report.summary import facts, summary
 from benchmarks.static import gpu_static
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,10 @@ compared with the float64 reference. Each suite ran in a process of its own."""
 
 def page(suites: dict[str, runs.Suite]) -> str:
     """docs/benchmarks.md."""
-    parts = ["# Benchmarks", "Made by `make report` from the runs in `benchmarks/results/`.", COLUMNS]
+    parts = ["# Benchmarks", "Made by `make report` from the runs in `benchmarks/results/`."]
+    if "cross_network" in suites:
+        parts.append("\n".join(f"- {fact}" for fact in facts(suites)))
+    parts.append(COLUMNS)
     for suite in suites.values():
         parts += [f"## {suite.title}", suite.registered.text, tables.suite_tables(suite)]
         if suite.rows:

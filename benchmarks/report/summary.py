@@ -1,4 +1,4 @@
-"""The README's part: one table, what else is worth knowing in a line each, one figure.
+"""The README's table, and what else is worth knowing in a line each, for docs/benchmarks.md.
 
 Every sentence is written here from the measurements, the cautious ones too: a spread that covers 1 is no gain and no
 loss, and a ratio of two optimisers says which two.
@@ -23,17 +23,14 @@ def summary(suites: dict[str, Suite]) -> str:
     lines = [
         f"**{case.title}**",
         tables.markdown(header, rows),
-        f"Each figure is the median {runs}; in brackets the lowest 20th and the highest 80th percentile of any run.",
-        "\n".join(f"- {fact}" for fact in facts(suites)),
-        "![Time against depth](docs/figures/time-against-depth.png)",
-        f"{tables.provenance(suite)}. Every sample is in [benchmarks/results](benchmarks/results); all suites, memory,"
-        " roofline and the GPU kernels' machine code: [docs/benchmarks.md](docs/benchmarks.md).",
+        f"Each figure is the median {runs}; in brackets the lowest 20th and the highest 80th percentile of any run."
+        f" {tables.provenance(suite)}. [All suites](docs/benchmarks.md), [every sample](benchmarks/results).",
     ]
     return "\n\n".join(lines)
 
 
 def facts(suites: dict[str, Suite]) -> list[str]:
-    """What the table does not show, where it was measured."""
+    """What no single table shows, where it was measured."""
     steps = suites["model_step"].of_kind("training step") if "model_step" in suites else []
     grid = suites["cross_network_grid"].cases if "cross_network_grid" in suites else []
     return [
