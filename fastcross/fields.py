@@ -7,6 +7,14 @@ from dataclasses import fields
 from numbers import Real
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+WORDS: dict[Any, tuple[str, ...]] = {
+    int: ("an integer",),
+    float: ("a number",),
+    bool: ("True", "False"),
+    str: ("a string",),
+    types.NoneType: ("None",),
+}
+
 
 def check_types(config: Any) -> None:
     """For ``__post_init__`` of a dataclass, frozen or not: raises where a field is not of its type.
@@ -49,8 +57,12 @@ def _fit(value: Any, hint: Any) -> Any:
 
 def _spell(hint: Any) -> str:
     """A type in words."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return " or ".join(_spell(each) for each in get_args(hint))
-    if get_origin(hint) in (Sequence, tuple):
-        return f"a sequence of {_spell(get_args(hint)[0])}"
-    return {int: "an integer", float: "a number", bool: "True or False", str: "a string"}.get(hint, hint.__name__)
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    *others, last = (word for kind in kinds for word in _words(kind))
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def _words(kind: Any) -> tuple[str, ...]:
+    if get_origin(kind) in (Sequence, tuple):
+        return (f"a sequence of {_spell(get_args(kind)[0])}",)
+    return WORDS.get(kind) or (kind.__name__,)

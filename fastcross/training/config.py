@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from fastcross.fields import check_types
 
 if TYPE_CHECKING:
     import torch
@@ -72,8 +74,7 @@ class TrainingConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for entry in fields(self):
-            _check_type(entry.name, getattr(self, entry.name), str(entry.type))
+        check_types(self)
         named = {"schedule": SCHEDULES, "optimizer": OPTIMIZERS, "monitor": METRICS, "graph": GRAPHS}
         for name, known in named.items():
             if (value := getattr(self, name)) is not None and value not in known:
@@ -92,23 +93,6 @@ class TrainingConfig:
             raise ValueError(f"max_loss must be positive; got {self.max_loss}")
         if self.seed >= 1 << 63:
             raise ValueError(f"seed must be below 2^63; got {self.seed}")
-
-
-# What the annotation of a field admits. A bool is an int to Python, but True is no number of epochs.
-_TYPES: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "a whole number"),
-    "int | None": ((int, type(None)), "a whole number or None"),
-    "float": ((int, float), "a number"),
-    "str": ((str,), "a text"),
-    "str | None": ((str, type(None)), "a text or None"),
-    "bool | None": ((bool, type(None)), "True, False or None"),
-}
-
-
-def _check_type(name: str, value: object, annotation: str) -> None:
-    kinds, expected = _TYPES[annotation]
-    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
-        raise TypeError(f"{name} must be {expected}; got {value!r}")
 
 
 def learning_rate(config: TrainingConfig, step: int, total_steps: int, decays: int = 0) -> float:

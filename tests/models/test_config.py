@@ -89,7 +89,7 @@ def test_unions_and_nested_sequences_say_what_they_want():
             check_types(self)
 
     assert Config(3, [[1, 2], (3,)]) == Config(3, ((1, 2), (3,)))
-    with pytest.raises(TypeError, match="number must be an integer or NoneType; got 'a'"):
+    with pytest.raises(TypeError, match="number must be an integer or None; got 'a'"):
         Config("a")
     with pytest.raises(TypeError, match="pairs must be a sequence of a sequence of an integer; got 3"):
         Config(pairs=3)

@@ -45,14 +45,14 @@ def test_bad_configurations(options, message):
     [
         ({"bf16": "no"}, "bf16 must be True, False or None; got 'no'"),
         ({"bf16": 1}, "bf16 must be True, False or None; got 1"),
-        ({"epochs": 1.5}, r"epochs must be a whole number; got 1\.5"),
-        ({"epochs": True}, "epochs must be a whole number; got True"),
-        ({"max_steps": "9"}, "max_steps must be a whole number or None; got '9'"),
+        ({"epochs": 1.5}, r"epochs must be an integer; got 1\.5"),
+        ({"epochs": True}, "epochs must be an integer; got True"),
+        ({"max_steps": "9"}, "max_steps must be an integer or None; got '9'"),
         ({"lr": "fast"}, "lr must be a number; got 'fast'"),
         ({"lr": None}, "lr must be a number; got None"),
-        ({"schedule": 3}, "schedule must be a text; got 3"),
-        ({"graph": None}, "graph must be a text; got None"),
-        ({"seed": 0.0}, r"seed must be a whole number; got 0\.0"),
+        ({"schedule": 3}, "schedule must be a string; got 3"),
+        ({"graph": None}, "graph must be a string; got None"),
+        ({"seed": 0.0}, r"seed must be an integer; got 0\.0"),
     ],
 )
 def test_values_of_another_type(options, message):
