@@ -1,11 +1,16 @@
-"""A captured step takes the steps of the loop, bit for bit, and says in one line where it cannot be captured."""
+"""A captured step is the step itself, bit for bit; values that are not finite and losses that explode stop it."""
+
+import contextlib
+import inspect
+import math
 
 import pytest
 import torch
 
 from fastcross import optim
-from fastcross.batch import Schema
+from fastcross.batch import Batch, Schema
 from fastcross.models import MODELS
+from fastcross.training import input as training_input
 from fastcross.training import run_folder
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.config import CAPTURABLE, TrainingConfig
@@ -13,8 +18,8 @@ from fastcross.training.experiment import Experiment
 from fastcross.training.loop import Trainer
 from fastcross.training.processes import ALONE, Processes
 from fastcross.training.run_folder import Run
-from fastcross.training.step import WARM_UP, CapturedStep, captured_step, obstacle
-from tests.training.helpers import assert_same_weights, small_dcn, tiny_experiment
+from fastcross.training.step import WARM_UP, CapturedStep, CudaGraphs, Outcome, TrainingError, captured_step, obstacle
+from tests.training.helpers import assert_same_weights, small_dcn, tiny_experiment, weights
 from tests.training.recorded import capturable, replaying, train
 
 
@@ -163,3 +168,128 @@ def test_a_run_folder_from_before_there_was_a_graph_is_read_and_goes_on(cache, t
     assert Experiment.from_dict(without.to_dict()) == without
     with pytest.raises(CheckpointError, match="another configuration"):
         without.run(tmp_path / "run", go_on=True)
+
+
+DEVICE = torch.device("cpu")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """A list of all calls; streams have names."""
+    found = []
+
+    class Stream:
+        def __init__(self, device=None, name="own"):
+            self.name = name
+
+        def wait_stream(self, other):
+            found.append(f"{self.name} waits for {other.name}")
+
+        def wait_event(self, event):
+            found.append(f"{self.name} waits for {event}")
+
+        def record_event(self):
+            found.append(f"{self.name} records")
+            return f"what {self.name} recorded"
+
+    class Graph:
+        def replay(self):
+            found.append("replay")
+
+    @contextlib.contextmanager
+    def on(stream):
+        found.append(f"on {stream.name}")
+        yield
+        found.append("off")
+
+    @contextlib.contextmanager
+    def recording(graph, *args, **options):
+        inspect.signature(graph_type).bind(graph, *args, **options)
+        assert options["capture_error_mode"] == "thread_local"  # "global" forbids the reading thread to allocate
+        with on(options["stream"]):
+            yield
+
+    graph_type, current = torch.cuda.graph, Stream(name="current")
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    monkeypatch.setattr(torch.cuda, "graph", recording)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: found.append("pin") or tensor)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: found.append(f"used on {stream.name}"))
+    return found
+
+
+def test_a_batch_is_waited_for_by_the_stream_that_uses_it(calls):
+    copies = training_input._Copies(DEVICE)
+    sent = copies.send(Batch(torch.zeros(2, 1), torch.zeros(2, 1).long(), label=torch.zeros(2)))
+    assert calls == ["on own", "pin", "pin", "pin", "own records", "off"]
+    calls.clear()
+    assert len(copies.receive(sent)) == 2
+    assert calls == ["current waits for what own recorded", *["used on current"] * 3]
+
+
+def test_a_step_warms_up_and_is_recorded_on_one_stream(calls):
+    outcome = Outcome(*torch.zeros(3))
+    graphs = CudaGraphs(DEVICE)
+
+    def step():
+        calls.append("step")
+        return outcome
+
+    assert graphs.warm_up(step) is outcome
+    assert calls == ["own waits for current", "on own", "step", "off", "current waits for own"]
+    calls.clear()
+    replay = graphs.record(step)
+    assert calls == ["on own", "step", "off"]
+    assert replay() is replay() is outcome
+    assert calls[3:] == ["replay", "replay"]
+
+
+def test_a_parameter_that_is_not_finite_is_named(cache):
+    model = small_dcn(cache)
+    with torch.no_grad():
+        model.cross.weight[1, 3] = math.inf
+    with pytest.raises(TrainingError, match=r"step 1 \(epoch 1, batch 1 of 26\).* first: the parameter cross"):
+        Trainer(model, cache, TrainingConfig(batch_size=128)).fit()
+
+
+def test_a_gradient_that_is_not_finite_is_named(cache):
+    model = small_dcn(cache)
+    healthy = weights(model)
+    model.deep[0].weight.register_hook(lambda gradient: gradient * math.nan)
+    with pytest.raises(TrainingError, match=r"gradient norm nan; not finite first: the gradient of deep\.0\.weight"):
+        Trainer(model, cache, TrainingConfig(batch_size=128)).fit()
+    trained = weights(model)
+    assert torch.equal(healthy["deep.0.weight"], trained["deep.0.weight"])  # the step was not taken
+
+
+def test_a_table_gradient_that_is_not_finite_is_named(cache):
+    model = small_dcn(cache)
+    model.embedding.tables[3].register_hook(
+        lambda gradient: gradient * math.nan if not gradient.is_sparse else gradient.coalesce() * math.nan
+    )
+    with pytest.raises(TrainingError, match=r"the gradient of embedding\.tables\.3"):
+        Trainer(model, cache, TrainingConfig(batch_size=128)).fit()
+
+
+def test_an_input_that_is_not_finite_is_named(cache, monkeypatch):
+    batches = cache.batches
+
+    def poisoned(part, *arguments, **options):
+        for i, batch in enumerate(batches(part, *arguments, **options)):
+            if part == "train" and i == 4:
+                batch.dense[7, 2] = math.nan
+            yield batch
+
+    monkeypatch.setattr(cache, "batches", poisoned)
+    with pytest.raises(TrainingError, match=r"step 5 .*: the loss is nan.*the dense features of the batch"):
+        Trainer(small_dcn(cache), cache, TrainingConfig(batch_size=128)).fit()
+
+
+def test_an_exploding_loss_stops(cache):
+    model = small_dcn(cache)
+    with torch.no_grad():
+        model.logits.weight *= 1e6
+    with pytest.raises(TrainingError, match=r"exploded to .*above the limit of 1000; .* logits\.weight"):
+        Trainer(model, cache, TrainingConfig(batch_size=128)).fit()
