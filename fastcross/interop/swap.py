@@ -148,8 +148,8 @@ def _takes(peer: Peer, x0: Any, *parameters: Tensor) -> bool:
         return False
     if x0.dim() != 2 and not peer.leading_dimensions:
         return False
-    dtypes = {parameter.dtype for parameter in parameters}
-    if dtypes == {x0.dtype}:
+    if all(parameter.dtype == x0.dtype for parameter in parameters):
         return True
     is_half = x0.dtype in (torch.float16, torch.bfloat16)
-    return is_half and dtypes == {torch.float32} and torch.is_autocast_enabled(x0.device.type)
+    in_single = all(parameter.dtype == torch.float32 for parameter in parameters)
+    return is_half and in_single and torch.is_autocast_enabled(x0.device.type)

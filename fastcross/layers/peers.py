@@ -74,14 +74,14 @@ class Peer:
 
     def parameters(self, module: nn.Module) -> dict[str, Tensor]:
         """The formula's parameters: views where the package keeps one tensor, else stacked, differentiably."""
-        return self.stacked({name: _tensors(module, key) for name, key in self.keys.items()})
+        return {name: self._stack(name, _tensors(module, key)) for name, key in self.keys.items()}
 
     def stacked(self, tensors: Mapping[str, Tensor | list[Tensor]]) -> dict[str, Tensor]:
         """All layers in one; a vector may be (d,), (d, 1) or (1, d) in the package."""
-        return {name: self._stack(value, len(self.formula.shapes[name]) == 2) for name, value in tensors.items()}
+        return {name: self._stack(name, value) for name, value in tensors.items()}
 
-    @staticmethod
-    def _stack(tensors: Tensor | list[Tensor], vectors: bool) -> Tensor:
+    def _stack(self, name: str, tensors: Tensor | list[Tensor]) -> Tensor:
+        vectors = len(self.formula.shapes[name]) == 2
         if isinstance(tensors, Tensor):
             return tensors.flatten(1) if vectors else tensors
         return torch.stack([tensor.flatten() if vectors else tensor for tensor in tensors])
