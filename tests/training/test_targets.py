@@ -12,7 +12,6 @@ from fastcross.training import Dataset, Experiment, TrainingConfig, load_model, 
 from fastcross.training.experiment import build
 from fastcross.training.loop import Trainer
 from fastcross.training.metrics import evaluate
-from tests.training.helpers import small_dcn
 
 ROWS = 1500
 SMALL = {"cross_layers": 1, "deep_layers": [8], "embedding_dim": 2}
@@ -203,12 +202,3 @@ def test_validation_rows_of_one_class_have_no_auc_to_monitor(tmp_path):
     path = table(tmp_path, label=[i % 2 if i < 1300 else 0 for i in range(ROWS)], x=np.arange(ROWS) / 7)
     cache = prepare(path, tmp_path / "cache", split="time:0.9,0.1,0")
     refuses(cache, tmp_path, "no auc to monitor: the validation rows have logloss, accuracy, ece", monitor="auc")
-
-
-def test_a_checkpoint_of_before_goes_on(cache):
-    trainer = Trainer(small_dcn(cache), cache, TrainingConfig(batch_size=256, max_steps=2))
-    state = trainer.state_dict()
-    state["best_logloss"] = 0.5
-    del state["best"]
-    trainer.load_state_dict(state)
-    assert trainer.best == 0.5
