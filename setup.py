@@ -5,6 +5,7 @@ PyTorch's stable ABI and has no Python in it, so one library serves every Python
 Without a compiler the package installs without it, and says so.
 """
 
+import os
 import platform
 import shutil
 import sys
@@ -25,6 +26,7 @@ FLAGS = [
     "-g0",
     "-Wno-psabi",
     "-Wno-maybe-uninitialized",
+    *os.environ.get("CXXFLAGS", "").split(),
 ]
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"]

@@ -19,3 +19,16 @@ def pytest_configure():
 def same_conditions():
     """Whatever the test before has changed."""
     _set_conditions()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call():
+    """A test that asks for the C++ kernels is skipped where they were not built."""
+    from fastcross.kernels import cpu
+
+    try:
+        return (yield)
+    except ValueError as error:
+        if cpu.LIBRARY.is_file() or cpu.MISSING not in str(error):
+            raise
+        pytest.skip(str(error))

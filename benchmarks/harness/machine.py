@@ -7,6 +7,8 @@ from pathlib import Path
 
 import torch
 
+from fastcross.ops.backends import instruction_set
+
 PACKAGES = ("torch", "triton", "numpy", "deepctr-torch", "torchrec", "fuxictr", "torchfm")
 
 
@@ -31,6 +33,10 @@ def versions() -> dict[str, str]:
             found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
+    try:
+        found["CPU kernels"] = instruction_set()
+    except ValueError:
+        found["CPU kernels"] = "not built"
     return found
 
 

@@ -96,7 +96,7 @@ def choose_kernels(backend: str, device: torch.device, dtype: torch.dtype) -> st
             kinds = ", ".join(str(each).removeprefix("torch.") for each in CPU_DTYPES)
             raise ValueError(f'backend "cpu" runs {kinds} on cpu; got {dtype} on {kind}')
         if not _HAS_CPU:
-            raise ValueError(f'backend "cpu" needs the C++ kernels, which were not built; build them with: {cpu.BUILD}')
+            raise ValueError(f'backend "cpu" needs {cpu.MISSING}')
     if backend == "triton":
         if not _HAS_TRITON:
             raise ValueError(needs(f'backend "triton" for {dtype} on {kind}', "triton"))
@@ -107,6 +107,8 @@ def choose_kernels(backend: str, device: torch.device, dtype: torch.dtype) -> st
 
 def instruction_set(name: str = "") -> str:
     """Which one the CPU kernels use: avx512, avx2 or baseline; a name asks for another, as the tests do."""
+    if not _HAS_CPU:
+        raise ValueError(f"an instruction set belongs to {cpu.MISSING}")
     return torch.ops.fastcross.instruction_set(name)
 
 
@@ -176,6 +178,6 @@ def _interpreting() -> bool:
 @functools.cache
 def _warn_of_missing_kernels() -> None:
     warnings.warn(
-        f"fastcross runs on plain PyTorch operators: its C++ kernels were not built; build them with: {cpu.BUILD}",
+        f"fastcross runs on plain PyTorch operators, without {cpu.MISSING}",
         stacklevel=4,
     )

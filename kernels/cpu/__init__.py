@@ -6,6 +6,7 @@ import torch
 
 LIBRARY = Path(__file__).parent / "library.abi3.so"
 BUILD = "pip install --no-build-isolation -e ."
+MISSING = f"the C++ kernels, which were not built; build them with: {BUILD}"
 
 
 def load() -> bool:

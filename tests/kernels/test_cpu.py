@@ -1,21 +1,28 @@
 """The C++ kernels: every instruction set, and as a server and a data loader use them, with many threads and forks."""
 
 import concurrent.futures
+import functools
 import os
 import resource
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
-from accuracy import assert_as_good_as_eager
+from accuracy import assert_as_good, assert_as_good_as_eager
+from row_cases import UPDATES, copied, draw, exact, update
 
 import fastcross
 from fastcross import CrossNetwork, reference
 from fastcross.batch import Bag
-from fastcross.ops import embedding_stack
+from fastcross.kernels import cpu
+from fastcross.kernels import row_updates as plain
+from fastcross.ops import embedding_stack, row_updates
 from fastcross.ops.backends import instruction_set
-from fastcross.optim import RowAdam
+
+pytestmark = pytest.mark.skipif(not cpu.LIBRARY.is_file(), reason=cpu.MISSING)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
 @pytest.fixture
@@ -124,7 +131,7 @@ def each_instruction_set(request):
     instruction_set(before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("B", "d", "L"), [(1, 1, 1), (7, 33, 2), (300, 45, 7), (9, 390, 3)])
 def test_every_operator_with_each_instruction_set(each_instruction_set, B, d, L, dtype):
     torch.manual_seed(0)
@@ -136,30 +143,45 @@ def test_every_operator_with_each_instruction_set(each_instruction_set, B, d, L,
     assert_as_good_as_eager("cross_logits", (x0, w, b, v), "cpu", torch.randn(B, 2))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("pooling", ["mean", "sum"])
-def test_embedding_and_row_updates_with_each_instruction_set(each_instruction_set, dtype, pooling):
+@pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
+def test_embedding_with_each_instruction_set(each_instruction_set, dtype, pooling, sparse):
     torch.manual_seed(0)
-    bag = Bag(torch.randint(7, (9,)), torch.tensor([0, 2, 2, 5, 9]), torch.rand(9, dtype=dtype))
-    dense, ids = torch.randn(5, 3, dtype=dtype), torch.randint(4, (5, 2))
-    found = []
-    for backend in ("cpu", "reference"):
-        torch.manual_seed(1)
-        tables = [torch.randn(n, width, dtype=dtype, requires_grad=True) for n, width in ((4, 5), (4, 19), (7, 33))]
-        optimizer = RowAdam(tables, lr=0.1, backend="cpu" if backend == "cpu" else "torch")
-        for _ in range(2):
-            x0 = embedding_stack(
-                dense, ids, tables, [bag], pooling=pooling, sparse_gradients=backend == "cpu", backend=backend
-            )
-            optimizer.zero_grad()
-            x0.sin().sum().backward()
-            optimizer.step()
-        found.append((x0.detach(), *(table.detach() for table in tables)))
-    seen = torch.zeros(7, dtype=torch.bool).index_fill_(0, bag.values, True)
-    for k, (ours, exact) in enumerate(zip(*found, strict=True)):
-        # A dense gradient of zeros moves a row by nothing at first; later its moments would.
-        rows = seen if k == 3 else torch.ones(len(ours), dtype=torch.bool)
-        torch.testing.assert_close(ours[rows], exact[rows], rtol=1e-4, atol=1e-5)
+    ids, values, offsets = torch.randint(4, (5, 2)), torch.randint(7, (9,)), torch.tensor([0, 2, 2, 5, 9])
+    shapes = ((5, 3), (9,), (4, 5), (4, 19), (7, 33))
+    operands = [torch.rand(shape).to(dtype) for shape in shapes]
+    dx0 = torch.randn(5, 3 + 5 + 19 + 33).to(dtype)
+
+    def results(backend, dtype, **options):
+        leaves = [t.to(dtype).requires_grad_() for t in operands]
+        dense, weights, *tables = leaves
+        x0 = embedding_stack(
+            dense, ids, tables, [Bag(values, offsets, weights)], pooling=pooling, backend=backend, **options
+        )
+        return [x0.detach(), *(g.to_dense() for g in torch.autograd.grad(x0, leaves, dx0.to(dtype)))]
+
+    ours = results("cpu", dtype, sparse_gradients=sparse)
+    for k, found in enumerate(zip(ours, results("reference", dtype), results("reference", torch.float64), strict=True)):
+        assert_as_good(*found, f"result {k}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", UPDATES)
+def test_row_updates_with_each_instruction_set(each_instruction_set, name, dtype):
+    kernels = SimpleNamespace(
+        adam_rows=lambda *given: row_updates.adam_rows("cpu", *given[:-1], weight_decay=given[-1]),
+        adagrad_rows=functools.partial(row_updates.adagrad_rows, "cpu"),
+        sgd_rows=functools.partial(row_updates.sgd_rows, "cpu"),
+    )
+    tables, kept, gradients = draw((5, 16, 1, 67), dtype, name)
+    eager, eager_kept = copied(tables, kept)
+    expected = [exact(name, *given) for given in zip(tables, kept, *zip(*gradients, strict=True), strict=True)]
+    update(kernels, name, tables, kept, gradients)
+    update(plain, name, eager, eager_kept, gradients)
+    for k, right in enumerate(expected):
+        for found in zip((tables[k], *kept[k]), (eager[k], *eager_kept[k]), right, strict=True):
+            assert_as_good(*found, f"{name} of table {k}")
 
 
 def test_rows_of_more_than_a_cache_and_many_layers():
