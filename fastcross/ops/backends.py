@@ -86,7 +86,8 @@ def choose_kernels(backend: str, device: torch.device, dtype: torch.dtype) -> st
     if backend == "auto":
         if kind == "cpu" and dtype in CPU_DTYPES:
             if not _HAS_CPU:
-                _warn_of_missing_kernels()
+                if not torch.compiler.is_compiling():  # which cannot trace a warning
+                    _warn_of_missing_kernels()
                 return "torch"
             return "cpu"
         return "triton" if kind == "cuda" and _HAS_TRITON and dtype != torch.float64 else "torch"
@@ -177,7 +178,4 @@ def _interpreting() -> bool:
 
 @functools.cache
 def _warn_of_missing_kernels() -> None:
-    warnings.warn(
-        f"fastcross runs on plain PyTorch operators, without {cpu.MISSING}",
-        stacklevel=4,
-    )
+    warnings.warn(f"fastcross runs on plain PyTorch operators, without {cpu.MISSING}", stacklevel=4)

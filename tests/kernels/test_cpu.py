@@ -11,17 +11,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accuracy import assert_as_good, assert_as_good_as_eager
+from multiplicative_cases import CASES, gradient, operands
 from row_cases import UPDATES, copied, draw, exact, update
 
 import fastcross
 from fastcross import CrossNetwork, reference
 from fastcross.batch import Bag
-from fastcross.kernels import cpu
 from fastcross.kernels import row_updates as plain
 from fastcross.ops import embedding_stack, row_updates
 from fastcross.ops.backends import instruction_set
 
-pytestmark = pytest.mark.skipif(not cpu.LIBRARY.is_file(), reason=cpu.MISSING)
+pytestmark = pytest.mark.usefixtures("cpu_kernels")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -141,6 +141,13 @@ def test_every_operator_with_each_instruction_set(each_instruction_set, B, d, L,
     assert_as_good_as_eager("cross_layer", (x0, x, w[0], b[0]), "cpu", dy)
     assert_as_good_as_eager("cross_network", (x0, w, b), "cpu", dy)
     assert_as_good_as_eager("cross_logits", (x0, w, b, v), "cpu", torch.randn(B, 2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_layers_of_products_with_each_instruction_set(each_instruction_set, case, dtype):
+    tensors = operands(case, 63, 430, dtype, rank=8, experts=3)  # as in tests/ops/test_multiplicative.py
+    assert_as_good_as_eager(case.operator, tensors, "cpu", gradient(tensors[0]), 16, **case.options)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

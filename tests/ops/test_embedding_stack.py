@@ -219,7 +219,7 @@ def test_meta_and_fake_tensors_have_the_shape_and_strides():
     assert (x0.shape, x0.stride(), x0.dtype) == (expected.shape, expected.stride(), expected.dtype)
 
 
-def test_under_the_profiler_it_has_its_name():
+def test_under_the_profiler_it_has_its_name(cpu_kernels):
     dense, ids, tables, bags = make_operands(6)
     with torch.profiler.profile() as profile:
         embedding_stack(dense, ids, tables, bags, sparse_gradients=True).sum().backward()
