@@ -32,6 +32,7 @@ lint: $(VENV)/.developer
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror kernels/cpu/*.cpp kernels/cpu/*.h
 
 floors: $(FLOORS)/.done
 	$(FLOORS)/bin/python -m pytest tests/test_floors.py tests/ops/test_operators.py

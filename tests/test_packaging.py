@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from fastcross.kernels import cpu
+
 ROOT = Path(__file__).parent.parent
 HAS_COMPILER = shutil.which("g++") is not None
+LIBRARY = "fastcross/kernels/cpu/library.abi3.so"
 USE = """
 import torch, fastcross, fastcross.kernels.closed_form as kernels
 from fastcross import cross_layer, cross_network, cross_logits, CrossLayer, CrossNetwork
@@ -70,10 +73,17 @@ def test_wheel(checkout, tmp_path):
     names = unpack(build("wheel", checkout, tmp_path / "dist"), tmp_path / "site")
     assert {name.split("/")[0].split("-")[0] for name in names} == {"fastcross"}
     assert modules(names) == sources()
-    assert ("fastcross/kernels/cpu/library.abi3.so" in names) == HAS_COMPILER
-    assert not [name for name in names if name.endswith((".cpp", ".h"))]
+    assert [name for name in names if name.endswith((".so", ".cpp", ".h"))] == [LIBRARY] * HAS_COMPILER
     for file in imported_from(tmp_path, tmp_path / "site"):
         assert file.is_relative_to(tmp_path / "site")
+
+
+def test_the_library_keeps_to_the_stable_abi(cpu_kernels):
+    """So that one library serves every PyTorch from 2.10 on."""
+    audit = pytest.importorskip("torch_abi_audit")
+    found = audit.inspect_extension(cpu.LIBRARY).torch
+    assert found.stable, found.unstable_symbols
+    assert found.min_torch_version == "2.10.0"
 
 
 def test_what_was_deleted_is_in_no_later_wheel(checkout, tmp_path):

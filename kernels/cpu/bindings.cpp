@@ -54,12 +54,12 @@ struct Kernels {
   POINTER(sgd_rows);
 #undef POINTER
 };
-#define KERNELS(ISA)                                                                                                       \
-  Kernels {                                                                                                                \
-    #ISA, ISA::cross_layer_fwd, ISA::cross_layer_bwd, ISA::cross_layer_finish, ISA::cross_network_prepare,                 \
-        ISA::cross_network_fwd, ISA::cross_network_bwd, ISA::cross_network_finish, ISA::embedding_fwd, ISA::embedding_bwd, \
-        ISA::product_fwd, ISA::product_bwd, ISA::gated_fwd, ISA::gated_bwd, ISA::experts_fwd, ISA::experts_bwd,            \
-        ISA::fcn_fwd, ISA::fcn_bwd, ISA::adam_rows, ISA::adagrad_rows, ISA::sgd_rows                                       \
+#define KERNELS(ISA)                                                                                                                       \
+  Kernels {                                                                                                                                \
+    #ISA, ISA::cross_layer_fwd, ISA::cross_layer_bwd, ISA::cross_layer_finish, ISA::cross_network_prepare, ISA::cross_network_fwd,         \
+        ISA::cross_network_bwd, ISA::cross_network_finish, ISA::embedding_fwd, ISA::embedding_bwd, ISA::product_fwd, ISA::product_bwd,     \
+        ISA::gated_fwd, ISA::gated_bwd, ISA::experts_fwd, ISA::experts_bwd, ISA::fcn_fwd, ISA::fcn_bwd, ISA::adam_rows, ISA::adagrad_rows, \
+        ISA::sgd_rows                                                                                                                      \
   }
 
 const std::vector<Kernels>& supported() {  // by this processor, the best first
@@ -499,9 +499,8 @@ struct ProductStep {  // with the parameter as it is read
     n.g = rows("g", g, g.scalar_type(), n.M, n.d), n.y = rows("du", du, g.scalar_type(), n.M, columns * n.d);
     n.dx0 = optional_rows("dx0", dx0, g.scalar_type(), n.M, n.d);
     n.first = first, n.last = last;
-    sum_over_rows(n.M, 8 * n.d, n.d, n.d + 16, db, [&](int64_t start, int64_t stop, double* scratch, double* totals) {
-      kernel(n, start, stop, scratch, totals);
-    });
+    sum_over_rows(n.M, 8 * n.d, n.d, n.d + 16, db,
+                  [&](int64_t start, int64_t stop, double* scratch, double* totals) { kernel(n, start, stop, scratch, totals); });
   }
 };
 
@@ -567,8 +566,8 @@ void experts_bwd(const Tensor& dq, const Tensor& h, const OptionalTensor& logits
 struct FcnStep {
   Fcn n{};
   Tensor b, norm_w, norm_b;
-  FcnStep(const Tensor& x0, const Tensor& h, const Tensor& b_, const Tensor& w_, const Tensor& c_, const Tensor& x, const Tensor& y,
-          bool exponential, double eps)
+  FcnStep(const Tensor& x0, const Tensor& h, const Tensor& b_, const Tensor& w_, const Tensor& c_, const Tensor& x, const Tensor& y, bool exponential,
+          double eps)
       : b(parameter(b_, accumulation(type_of(x0)))), norm_w(parameter(w_, b.scalar_type())), norm_b(parameter(c_, b.scalar_type())) {
     const auto stored = x0.scalar_type(), dtype = b.scalar_type();
     n.type = type_of(x0), n.M = x0.size(0), n.d = x0.size(1), n.eps = eps, n.exponential = exponential;
@@ -590,9 +589,8 @@ void fcn_bwd(const Tensor& g, const Tensor& x0, const Tensor& h, const Tensor& b
   Fcn& n = step.n;
   n.dh = rows("dh", dh, x0.scalar_type(), n.M, n.d / 2), n.dx0 = optional_rows("dx0", dx0, x0.scalar_type(), n.M, n.d);
   n.first = first, n.last = last;
-  sum_over_rows(n.M, 8 * n.d, 2 * n.d, 3 * n.d + 64, sums, [&](int64_t start, int64_t stop, double* scratch, double* totals) {
-    kernels().fcn_bwd(n, start, stop, scratch, totals);
-  });
+  sum_over_rows(n.M, 8 * n.d, 2 * n.d, 3 * n.d + 64, sums,
+                [&](int64_t start, int64_t stop, double* scratch, double* totals) { kernels().fcn_bwd(n, start, stop, scratch, totals); });
 }
 
 // ---- updates of rows

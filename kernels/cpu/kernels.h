@@ -46,19 +46,19 @@ struct Product {  // of x0 and what a GEMM gave: steps of DCN-V2's layers
 struct Experts {  // K of rank r: what they give, weighed
   Type type;
   int64_t M, K, r;
-  const void* h;    // (K, M, r)
-  void* dh;         // (K, M, r)
-  Rows q;           // (M, K r); backward its gradient
-  Rows logits;      // (M, K); null: of a single expert
-  Rows dlogits;     // (M, K) or null
+  const void* h;     // (K, M, r)
+  void* dh;          // (K, M, r)
+  Rows q;            // (M, K r); backward its gradient
+  Rows logits;       // (M, K); null: of a single expert
+  Rows dlogits;      // (M, K) or null
   const void* bias;  // (K,) or null
   Activation f;
 };
 struct Fcn {
   Type type;
   int64_t M, d;
-  Rows x0, x, h, y, dh, dx0;            // h, dh: d/2 columns; backward: y is g
-  const void *b, *norm_w, *norm_b;      // (d,), (d/2,), (d/2,)
+  Rows x0, x, h, y, dh, dx0;        // h, dh: d/2 columns; backward: y is g
+  const void *b, *norm_w, *norm_b;  // (d,), (d/2,), (d/2,)
   double eps;
   bool exponential, first, last;
 };
@@ -104,7 +104,7 @@ struct RowUpdate {  // of one table; rows ascend, values stand at the first of e
   void embedding_fwd(const Embedding&, int64_t start, int64_t stop);                                                \
   int64_t embedding_bwd(const Embedding&, const Table&, int64_t* scratch, int64_t* rows, void* values, bool dense); \
   void product_fwd(const Product&, int64_t start, int64_t stop);                                                    \
-  /* totals (d,): Σ du; null where it is not needed */                                                             \
+  /* totals (d,): Σ du; null where it is not needed */                                                              \
   void product_bwd(const Product&, int64_t start, int64_t stop, double* scratch, double* totals);                   \
   void gated_fwd(const Product&, int64_t start, int64_t stop);                                                      \
   void gated_bwd(const Product&, int64_t start, int64_t stop, double* scratch, double* totals);                     \
