@@ -1,7 +1,7 @@
 """fastcross info and explain: what a run or a cache holds, and which crosses a trained DCN uses."""
 
 from argparse import Namespace
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,9 +10,10 @@ from fastcross.batch import Batch
 from fastcross.cli.printing import bar, plain, print_cache, print_metrics, show
 from fastcross.data import Cache, read_for_prediction
 from fastcross.explain.decomposition import CrossLogit
-from fastcross.explain.explanation import Explanation, Speller, dense_edges, drivers, explain_example
+from fastcross.explain.explanation import Explanation, Speller, dense_edges, drivers, explain_degrees, explain_example
 from fastcross.explain.explanation import explain as explain_model
 from fastcross.explain.page import driver_text, write_page
+from fastcross.layers.cross import CrossMatrix, CrossNetwork
 from fastcross.models.dcn import DCN
 from fastcross.training.processes import describe_environment
 from fastcross.training.run_folder import Run, Trained, load_model
@@ -63,6 +64,11 @@ def explain(args: Namespace) -> int:
     rows, training = _rows(trained, args.data), _training(trained)
     if training is None:
         show(f"the cache {trained.cache} is gone: the fields' means are taken over {args.data}")
+    if isinstance(model.cross, CrossMatrix):
+        with bar("explain", None) as progress:
+            print_degrees(*explain_degrees(model, _counted(rows, progress), training=training, output=args.class_))
+        show("fields and pairs are told apart for cross_type vector alone")
+        return 0
     names = trained.schema.names
     with bar("explain", None) as progress:
         explanation = explain_model(model, _counted(rows, progress), training=training, names=names, output=args.class_)
@@ -91,14 +97,23 @@ def explain(args: Namespace) -> int:
 def print_strongest(trained: Trained) -> None:
     """The strongest crosses of a DCN over some of its training rows, where they are still at hand."""
     training = _training(trained)
-    if isinstance(trained.model, DCN) and trained.model.parallel and training is not None:
-        print_explanation(explain_model(trained.model, lambda: islice(training(), BRIEFLY), names=trained.schema.names))
+    model = trained.model
+    if not isinstance(model, DCN) or not model.parallel or training is None:
+        return
+    if isinstance(model.cross, CrossMatrix):
+        print_degrees(*explain_degrees(model, lambda: islice(training(), BRIEFLY)))
+    elif isinstance(model.cross, CrossNetwork):
+        print_explanation(explain_model(model, lambda: islice(training(), BRIEFLY), names=trained.schema.names))
+
+
+def print_degrees(degrees: Sequence[float], deep: float, rows: int) -> None:
+    shares = ", ".join(f"degree {n} {share:.1%}" for n, share in enumerate(degrees, start=1))
+    print(f"variance of the logit over {rows:,} rows: {shares}, deep {deep:.1%}")
 
 
 def print_explanation(explanation: Explanation) -> None:
     """Where the logit comes from, and the five strongest crosses."""
-    shares = ", ".join(f"degree {n} {share:.1%}" for n, share in enumerate(explanation.degrees, start=1))
-    print(f"variance of the logit over {explanation.rows:,} rows: {shares}, deep {explanation.unexplained:.1%}")
+    print_degrees(explanation.degrees, explanation.unexplained, explanation.rows)
     crosses = ", ".join(f"{' × '.join(cross.fields)} {cross.strength:.3g}" for cross in explanation.strongest(5))
     print(f"strongest crosses (standard deviation in the logit): {crosses}")
 

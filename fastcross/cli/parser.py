@@ -15,7 +15,7 @@ from typing import Any
 from fastcross._version import __version__
 from fastcross.data.columns import TASKS
 from fastcross.data.formats import FORMATS
-from fastcross.models import MODELS
+from fastcross.models import CROSS_TYPES, MODELS
 from fastcross.training.config import (
     EMBEDDINGS,
     GENERATED_LOG_OPTIONS,
@@ -262,6 +262,9 @@ def _search(parser: argparse.ArgumentParser) -> None:
 def _model(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("model").add_argument
     add("--cross-layers", type=at_least(0), metavar="N", help="of DCN (default: the model's own)")
+    add("--cross-type", metavar="TYPE", help=f"of DCN: {', '.join(CROSS_TYPES)} (default: vector, the paper's)")
+    add("--rank", type=at_least(1), metavar="R", help="of low_rank and mixture (default: a quarter of x0's columns)")
+    add("--experts", type=at_least(1), metavar="K", help="of mixture (default: 4)")
     add("--deep-layers", type=layers, metavar="SIZES", help="as in 1024,1024 or 292x6; 0 for none")
     add("--embedding-dim", type=at_least(1), metavar="N", help="default: 6 · cardinality^(1/4)")
     add("--structure", choices=("parallel", "stacked"), help="of DCN (default: parallel)")

@@ -67,6 +67,9 @@ class Estimator(BaseEstimator):
     model: str = "dcn"
     _: KW_ONLY
     cross_layers: int | None = None
+    cross_type: str | None = None
+    rank: int | None = None
+    experts: int | None = None
     deep_layers: Sequence[int] | None = None
     embedding_dim: int | Sequence[int] | None = None
     structure: str | None = None

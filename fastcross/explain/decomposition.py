@@ -13,6 +13,8 @@ z follow by inclusion and exclusion:
 They add up to z exactly, whatever the baseline. At the baseline 0 a part is the sum of the polynomial's monomials in
 just those fields. At the fields' means over the data a pair is what the two fields do together beyond what each does on
 average: for independent fields the functional ANOVA of all terms that are linear in each field.
+
+A matrix cross network of DCN-V2 has no such numbers per field: its logit is split by degree (:func:`matrix_degrees`).
 """
 
 import torch
@@ -20,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fastcross.batch import Batch
-from fastcross.layers.cross import CrossNetwork
+from fastcross.layers.cross import CrossMatrix, CrossNetwork
 from fastcross.models.dcn import DCN
 from fastcross.ops.embedding import pooling_coefficients
 
@@ -40,7 +42,8 @@ class CrossLogit:
                 f"got cross_layers = {model.config.cross_layers} and structure = {model.config.structure!r}"
             )
         if not isinstance(model.cross, CrossNetwork):
-            raise ValueError(f"a cross logit is that of a CrossNetwork; got {type(model.cross).__name__}")
+            kind = type(model.cross).__name__
+            raise ValueError(f"only a CrossNetwork (cross_type vector) splits into fields exactly; got {kind}")
         if not 0 <= output < model.config.num_outputs:
             raise ValueError(f"output must be one of {model.config.num_outputs}, from 0; got {output}")
         self.embedding = model.embedding
@@ -98,6 +101,29 @@ class CrossLogit:
         z[:, 1:] += alpha[:, :-1] * deviation[:, -1, None]
         z[:, 0] += self.constant
         return z
+
+
+def matrix_degrees(cross: CrossMatrix, x0: Tensor, mean: Tensor, head: Tensor) -> Tensor:
+    """(B, L + 2): the parts of x_L·v of degree 0 to L + 1 in the deviations δ of x0 from its ``mean``; x_L·v in all.
+
+    x_l at mean + s δ is a polynomial in s. Its coefficients X_n follow the layers: with H_n = W X_n (H_0 = W X_0 + b),
+    X_n ← mean ⊙ H_n + δ ⊙ H_{n-1} + X_n.
+
+    Args:
+        cross: the network.
+        x0: (B, d) in float64.
+        mean, head: (d,) each; ``head`` is v.
+    """
+    deviation, layers = x0 - mean, cross.num_layers
+    coefficients = x0.new_zeros(layers + 2, *x0.shape)
+    coefficients[0], coefficients[1] = mean, deviation
+    for layer in range(layers):
+        h = coefficients @ cross.weight[layer].double().T
+        if cross.bias is not None:
+            h[0] += cross.bias[layer].double()
+        coefficients = coefficients + mean * h
+        coefficients[1:] += deviation * h[:-1]
+    return (coefficients @ head).T
 
 
 def main_effects(logit: CrossLogit, t: Tensor, baseline: Tensor) -> tuple[Tensor, Tensor]:

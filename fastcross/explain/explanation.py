@@ -17,7 +17,15 @@ from torch import Tensor
 
 from fastcross.batch import Batch
 from fastcross.data.encoder import Encoder, Vocabulary
-from fastcross.explain.decomposition import CrossLogit, main_effects, pair_effects, pairs_of, set_effects
+from fastcross.explain.decomposition import (
+    CrossLogit,
+    main_effects,
+    matrix_degrees,
+    pair_effects,
+    pairs_of,
+    set_effects,
+)
+from fastcross.layers.cross import CrossMatrix
 from fastcross.models.dcn import DCN
 
 if TYPE_CHECKING:
@@ -158,6 +166,43 @@ def explain(
     return Explanation(labels, baseline, rows, main_moments.deviation(), pairs, shares[:-1], shares[-1], deviation)
 
 
+def explain_degrees(
+    model: DCN,
+    batches: Callable[[], Iterable[Batch]],
+    *,
+    training: Callable[[], Iterable[Batch]] | None = None,
+    output: int = 0,
+) -> tuple[list[float], float, int]:
+    """Of a DCN with a matrix cross network: the shares of the logit's variance by degree, the deep network's, the rows.
+
+    The arguments are those of :func:`explain`.
+    """
+    if not isinstance(model.cross, CrossMatrix) or not model.parallel:
+        raise ValueError(
+            f"degrees are those of a CrossMatrix beside the deep network; got {type(model.cross).__name__}"
+        )
+    d, rows = model.cross.in_features, 0
+    head = model.logits.weight.detach()[output, :d].double()
+    mean = torch.zeros(d).double()
+    with torch.no_grad():
+        for batch in (training or batches)():
+            mean, rows = mean + _x0(model, batch).sum(0), rows + len(batch)
+        if not rows:
+            raise ValueError("an explanation needs rows; got 0")
+        mean, rows, parts = mean / rows, 0, _Covariance(model.cross.num_layers + 2)
+        for batch in batches():
+            degrees = matrix_degrees(model.cross, _x0(model, batch), mean, head)
+            deep = _logits(model, batch, output) - degrees.sum(1)
+            parts.add(torch.cat((degrees[:, 1:].T, deep[None])))
+            rows += len(batch)
+    shares, _ = parts.shares()
+    return shares[:-1], shares[-1], rows
+
+
+def _x0(model: DCN, batch: Batch) -> Tensor:
+    return model.embedding(batch.dense, batch.categorical, batch.bags).double()
+
+
 def _mean_projections(logit: CrossLogit, batches: Callable[[], Iterable[Batch]]) -> Tensor:
     """(k, L + 1): the fields' mean t."""
     total, rows = torch.zeros(()), 0
@@ -248,6 +293,11 @@ class _Covariance:
 
 def _deep_part(model: DCN, logit: CrossLogit, batch: Batch, t: Tensor, output: int) -> Tensor:
     """(B,): the model's logit less that of its cross network."""
+    return _logits(model, batch, output) - logit(t.sum(1))
+
+
+def _logits(model: DCN, batch: Batch, output: int) -> Tensor:
+    """(B,): the model's logit in evaluation, in float64."""
     was_training = model.training
     model.eval()
     try:
@@ -255,8 +305,7 @@ def _deep_part(model: DCN, logit: CrossLogit, batch: Batch, t: Tensor, output: i
             z = model.unscaled(model(batch.dense, batch.categorical, batch.bags).double())
     finally:
         model.train(was_training)
-    z = z if z.dim() == 1 else z[:, output]
-    return z - logit(t.sum(1))
+    return z if z.dim() == 1 else z[:, output]
 
 
 def _sorted(parts: Iterable[tuple[tuple[str, ...], float]]) -> list[Part]:

@@ -8,6 +8,9 @@ if TYPE_CHECKING:
     from fastcross.models.base import Model
 
 
+CROSS_TYPES = ("vector", "matrix", "low_rank", "mixture", "gated", "fcn")  # of DCN
+
+
 class _Registry(Mapping[str, "type[Model]"]):
     """Names at once, for the command line to offer; a class is imported, and PyTorch with it, when it is asked for."""
 

@@ -6,7 +6,6 @@ LR and FM, which are linear in one-hot vectors or in pairs of them; DNN; Deep Cr
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -192,24 +191,11 @@ class DNN(Model):
         self.deep, h = deep_network(self.embedding.out_features, config)
         self.logits = nn.Linear(h, config.num_outputs, bias=config.logits_bias)
 
-    @classmethod
-    def from_config(cls, config: ModelConfig | dict[str, Any]) -> Self:
-        return super().from_config(_without_cross_network(config))
-
     def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
         return self._squeeze(self.logits(self.deep(self.embedding(dense, categorical, bags))))
 
     def weights(self) -> Iterator[Tensor]:
         return linear_weights(self.deep, self.logits)
-
-
-def _without_cross_network(config: ModelConfig | dict[str, Any]) -> ModelConfig | dict[str, Any]:
-    """As fastcross 0.1 saved it, a configuration without cross layers still said that there are 0, and where."""
-    if not isinstance(config, dict):
-        return config
-    if config.get("cross_layers"):
-        raise ValueError(f"a DNN has no cross layers; got cross_layers = {config['cross_layers']}")
-    return {name: value for name, value in config.items() if name not in ("cross_layers", "structure")}
 
 
 @dataclass(frozen=True)
@@ -281,10 +267,6 @@ class WideDeep(Model):
         self.deep, h = deep_network(self.embedding.out_features, config)
         self.logits = nn.Linear(h, config.num_outputs, bias=config.logits_bias)
         self.wide = Wide(config)
-
-    @classmethod
-    def from_config(cls, config: ModelConfig | dict[str, Any]) -> Self:
-        return super().from_config(_without_cross_network(config))
 
     def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
         wide = self.wide(dense, categorical, bags).sum(1)

@@ -8,7 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fastcross.layers.cross import CrossNetwork
+from fastcross.layers.cross import (
+    CrossFCN,
+    CrossGated,
+    CrossLowRank,
+    CrossMatrix,
+    CrossMixture,
+    CrossNetwork,
+)
+from fastcross.models import CROSS_TYPES
 from fastcross.models.base import Model, ModelConfig, embedding_layer, takes_fields_of
 from fastcross.ops.embedding import Bags
 
@@ -35,12 +43,21 @@ class DCNConfig(DeepConfig):
     """DCN's own choices."""
 
     cross_layers: int = field(default=6, kw_only=True)  # L_c; 0: deep only, the paper's DNN
+    cross_type: str = field(default="vector", kw_only=True)  # the paper's; the others of CROSS_TYPES are DCN-V2's kin
+    rank: int | None = field(default=None, kw_only=True)  # r of "low_rank" and "mixture"; None: d/4, as DCN-V2 has it
+    experts: int = field(default=4, kw_only=True)  # K of "mixture"
     structure: str = field(default="parallel", kw_only=True)  # or "stacked": the deep network reads x_L, not x0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.structure not in ("parallel", "stacked"):
             raise ValueError(f'structure must be "parallel" or "stacked"; got {self.structure!r}')
+        if self.cross_type not in CROSS_TYPES:
+            raise ValueError(f"cross_type must be one of {', '.join(CROSS_TYPES)}; got {self.cross_type!r}")
+        if self.rank is not None and self.cross_type not in ("low_rank", "mixture"):
+            raise ValueError(f"rank is of low_rank and mixture; got rank = {self.rank} and {self.cross_type}")
+        if self.experts < 1 or (self.rank is not None and self.rank < 1):
+            raise ValueError(f"rank and experts must be at least 1; got {self.rank} and {self.experts}")
         if self.cross_layers < 0:
             raise ValueError(f"cross_layers must be at least 0; got cross_layers = {self.cross_layers}")
         if not self.cross_layers and not self.deep_layers:
@@ -58,6 +75,9 @@ class DCN(Model):
         bag_pooling: "mean" or "sum".
         num_outputs: 1 for click or not; C for a class among C.
         cross_layers: L_c; 0 leaves the deep network alone, the paper's DNN.
+        cross_type: "vector" is the paper's cross network; "matrix", "low_rank" and "mixture" are DCN-V2's, "gated" is
+            GDCN's, "fcn" FCN's linear one.
+        rank, experts: of the cross types that have them: r (None: d/4) and K.
         deep_layers: the deep network's sizes; () leaves the cross network alone.
         structure: "parallel", or "stacked", where the deep network reads x_L instead of x0.
         batch_norm: in the deep network, between W h and the ReLU.
@@ -76,9 +96,9 @@ class DCN(Model):
         super().__init__(config)
         self.embedding = embedding_layer(config)
         d = self.embedding.out_features
-        self.cross: Any = nn.Identity()  # a CrossNetwork, or what a user puts in its place
+        self.cross: Any = nn.Identity()  # a cross network, or what a user puts in its place
         if config.cross_layers:
-            self.cross = CrossNetwork(d, config.cross_layers, backend=config.backend)
+            self.cross = cross_network(d, config)
         self.deep, h = deep_network(d, config)
         # The logits layer reads [x_L, h_L] in parallel; stacked, or with one network alone, that network's output.
         self.parallel = config.cross_layers > 0 and (config.structure == "parallel" or not config.deep_layers)
@@ -89,7 +109,7 @@ class DCN(Model):
         """Logits, (B,) for one output and (B, C) for more; their sigmoid or softmax are the probabilities."""
         x0 = self.embedding(dense, categorical, bags)  # section 2.1, eq. 1 and 2: (B, d)
         if not self.parallel:
-            x = self.cross(x0)  # section 2.2, eq. 3: (B, d)
+            x = self.cross(self._cross_input(x0))  # section 2.2, eq. 3: (B, d)
             h = self.deep(x)  # section 2.3, eq. 4: (B, m)
             return self._squeeze(self.logits(h))
         h = self.deep(x0)  # x0 itself where there are no deep layers
@@ -98,7 +118,7 @@ class DCN(Model):
     def _combine(self, x0: Tensor, h: Tensor | None) -> Tensor:
         """Section 2.4, eq. 5: the logits of [x_L, h], (B, C); x_L is formed only for those who want to see it."""
         if not (_is_only(CrossNetwork, self.cross) and _is_only(nn.Linear, self.logits)):
-            x = self.cross(x0)
+            x = self.cross(self._cross_input(x0))
             return self.logits(x if h is None else torch.cat((x, h), 1))
         # The sum of two parts: the cross part needs no x_L, only x_L's products with the weights.
         d, weight, bias = x0.shape[1], self.logits.weight, self.logits.bias
@@ -107,12 +127,48 @@ class DCN(Model):
             return z + F.linear(h, weight[:, d:], bias)
         return z if bias is None else z + bias
 
+    def _cross_input(self, x0: Tensor) -> Tensor:
+        if self.config.cross_type != "fcn":
+            return x0
+        return torch.cat([x0[:, at] for at in halves_first(self.embedding.columns())], 1)
+
     def weights(self) -> Iterator[Tensor]:
-        if isinstance(self.cross, CrossNetwork):
-            yield self.cross.weight
-        else:  # a user's own
-            yield from (p for name, p in self.cross.named_parameters() if name.endswith("weight"))
+        names = (name for name, _ in self.cross.named_parameters())
+        yield from (self.cross.get_parameter(name) for name in names if "bias" not in name and "norm" not in name)
         yield from linear_weights(self.deep, self.logits)
+
+
+def cross_network(d: int, config: DCNConfig) -> nn.Module:
+    """The cross network of the configuration's type."""
+    layers, backend, rank = config.cross_layers, config.backend, config.rank or max(1, d // 4)
+    match config.cross_type:
+        case "matrix":
+            return CrossMatrix(d, layers, backend=backend)
+        case "low_rank":
+            return CrossLowRank(d, layers, rank, backend=backend)
+        case "mixture":
+            return CrossMixture(d, layers, rank, config.experts, backend=backend)
+        case "gated":
+            return CrossGated(d, layers, backend=backend)
+        case "fcn":
+            return CrossFCN(d, layers, backend=backend)
+    return CrossNetwork(d, layers, backend=backend)
+
+
+def halves_first(columns: Sequence[slice]) -> list[slice]:
+    """The order of x0 that FCN asks for: the first halves of all features, then the second halves.
+
+    Of features of an odd width the first half is the longer one by turns, so that both sides get d/2 columns.
+    """
+    first: list[slice] = []
+    second: list[slice] = []
+    surplus = 0  # of the first halves, in columns
+    for at in columns:
+        middle = at.start + (at.stop - at.start + (surplus <= 0)) // 2
+        surplus += 2 * middle - at.start - at.stop
+        first.append(slice(at.start, middle))
+        second.append(slice(middle, at.stop))
+    return first + second
 
 
 def deep_network(in_features: int, config: DeepConfig) -> tuple[nn.Sequential, int]:
