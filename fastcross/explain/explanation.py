@@ -178,9 +178,8 @@ def explain_degrees(
     The arguments are those of :func:`explain`.
     """
     if not isinstance(model.cross, CrossMatrix) or not model.parallel:
-        raise ValueError(
-            f"degrees are those of a CrossMatrix beside the deep network; got {type(model.cross).__name__}"
-        )
+        kind = type(model.cross).__name__
+        raise ValueError(f"degrees are those of a CrossMatrix whose output the logits read; got {kind}")
     d, rows = model.cross.in_features, 0
     head = model.logits.weight.detach()[output, :d].double()
     mean = torch.zeros(d).double()

@@ -97,12 +97,16 @@ class DCN(Model):
         self.embedding = embedding_layer(config)
         d = self.embedding.out_features
         self.cross: Any = nn.Identity()  # a cross network, or what a user puts in its place
+        width = (
+            d + d % 2 if config.cross_type == "fcn" else d
+        )  # FCN's halves are alike: a column of zeros may join them
         if config.cross_layers:
-            self.cross = cross_network(d, config)
-        self.deep, h = deep_network(d, config)
+            self.cross = cross_network(width, config)
+        is_stacked = config.structure == "stacked" and config.cross_layers > 0
+        self.deep, h = deep_network(width if is_stacked else d, config)
         # The logits layer reads [x_L, h_L] in parallel; stacked, or with one network alone, that network's output.
         self.parallel = config.cross_layers > 0 and (config.structure == "parallel" or not config.deep_layers)
-        size = (d if self.parallel else 0) + (h if config.deep_layers else 0)
+        size = (width if self.parallel else 0) + (h if config.deep_layers else 0)
         self.logits = nn.Linear(size, config.num_outputs, bias=config.logits_bias)
 
     def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
@@ -128,9 +132,10 @@ class DCN(Model):
         return z if bias is None else z + bias
 
     def _cross_input(self, x0: Tensor) -> Tensor:
-        if self.config.cross_type != "fcn":
+        if self.config.cross_type != "fcn" or not self.config.cross_layers:
             return x0
-        return torch.cat([x0[:, at] for at in halves_first(self.embedding.columns())], 1)
+        zeros = x0.new_zeros((x0.shape[0], x0.shape[1] % 2))
+        return torch.cat([*(x0[:, at] for at in halves_first(self.embedding.columns())), zeros], 1)
 
     def weights(self) -> Iterator[Tensor]:
         names = (name for name, _ in self.cross.named_parameters())
@@ -158,7 +163,8 @@ def cross_network(d: int, config: DCNConfig) -> nn.Module:
 def halves_first(columns: Sequence[slice]) -> list[slice]:
     """The order of x0 that FCN asks for: the first halves of all features, then the second halves.
 
-    Of features of an odd width the first half is the longer one by turns, so that both sides get d/2 columns.
+    Of features of an odd width the first half is the longer one by turns, so that both sides get d/2 columns (or the
+    first sides one more, where d is odd).
     """
     first: list[slice] = []
     second: list[slice] = []
