@@ -13,7 +13,6 @@ from fastcross.explain.decomposition import CrossLogit
 from fastcross.explain.explanation import Explanation, Speller, dense_edges, drivers, explain_degrees, explain_example
 from fastcross.explain.explanation import explain as explain_model
 from fastcross.explain.page import driver_text, write_page
-from fastcross.layers.cross import CrossMatrix, CrossNetwork
 from fastcross.models.dcn import DCN
 from fastcross.training.processes import describe_environment
 from fastcross.training.run_folder import Run, Trained, load_model
@@ -64,7 +63,7 @@ def explain(args: Namespace) -> int:
     rows, training = _rows(trained, args.data), _training(trained)
     if training is None:
         show(f"the cache {trained.cache} is gone: the fields' means are taken over {args.data}")
-    if isinstance(model.cross, CrossMatrix):
+    if model.config.cross_type == "matrix":
         with bar("explain", None) as progress:
             print_degrees(*explain_degrees(model, _counted(rows, progress), training=training, output=args.class_))
         show("fields and pairs are told apart for cross_type vector alone")
@@ -100,9 +99,9 @@ def print_strongest(trained: Trained) -> None:
     model = trained.model
     if not isinstance(model, DCN) or not model.parallel or training is None:
         return
-    if isinstance(model.cross, CrossMatrix):
+    if model.config.cross_type == "matrix":
         print_degrees(*explain_degrees(model, lambda: islice(training(), BRIEFLY)))
-    elif isinstance(model.cross, CrossNetwork):
+    elif model.config.cross_type == "vector":
         print_explanation(explain_model(model, lambda: islice(training(), BRIEFLY), names=trained.schema.names))
 
 
