@@ -236,21 +236,6 @@ def explain_example(model: DCN, batch: Batch, explanation: Explanation, *, outpu
     return parts
 
 
-def matrix_crosses(weight: Tensor, columns: Sequence[slice]) -> Tensor:
-    """The strength of each pair of fields in a matrix cross layer of DCN-V2, (k, k): ‖W_fg + W_gfᵀ‖ of its blocks.
-
-    x_fᵀ W_fg x_g and x_gᵀ W_gf x_f are the same cross, so that only their sum means anything. The diagonal is zero.
-    """
-    if weight.dim() != 2 or weight.shape[0] != weight.shape[1]:
-        raise ValueError(f"weight must be (d, d); got {tuple(weight.shape)}")
-    both = weight.detach().double() + weight.detach().double().T
-    k = len(columns)
-    strength = torch.zeros((k, k), dtype=torch.float64)
-    for f, g in pairs_of(k).tolist():
-        strength[f, g] = strength[g, f] = both[columns[f], columns[g]].norm()
-    return strength
-
-
 class _Moments:
     """Sums of n quantities and of their squares."""
 

@@ -11,7 +11,7 @@ from fastcross.batch import Bag, Batch
 from fastcross.data import prepare
 from fastcross.data.generate import FIELDS_U, FIELDS_V, write_click_log
 from fastcross.explain.decomposition import CrossLogit, pairs_of, set_effects
-from fastcross.explain.explanation import Driver, dense_edges, drivers, explain, explain_example, matrix_crosses
+from fastcross.explain.explanation import Driver, dense_edges, drivers, explain, explain_example
 from fastcross.explain.page import driver_text, write_page
 from fastcross.training.config import TrainingConfig
 from fastcross.training.loop import Trainer
@@ -139,18 +139,6 @@ def test_the_page_is_one_file_with_its_figures_and_tables(tmp_path):
     with open(page.parent / "example.csv") as file:
         total = sum(float(row["effect"]) for row in csv.DictReader(file))
     assert total == pytest.approx(sum(part.effect for part in example))
-
-
-def test_matrix_layers_are_symmetric():
-    weight = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    columns = [slice(0, 2), slice(2, 3), slice(3, 5)]
-    strength = matrix_crosses(weight, columns)
-    assert torch.equal(strength, strength.T)
-    assert float(strength[0, 1]) == pytest.approx(float((weight[:2, 2:3] + weight[2:3, :2].T).norm()))
-    # An antisymmetric matrix crosses nothing: x_fᵀ W_fg x_g and x_gᵀ W_gf x_f cancel.
-    assert float(matrix_crosses(weight - weight.T, columns).abs().max()) < 1e-12
-    with pytest.raises(ValueError, match=r"weight must be \(d, d\); got \(2, 5\)"):
-        matrix_crosses(weight[:2], columns)
 
 
 @pytest.mark.parametrize("seed", range(5))
