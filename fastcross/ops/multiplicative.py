@@ -289,13 +289,12 @@ backends.define(
     """(Tensor g, Tensor x0, Tensor ut, Tensor? b, Tensor(a!) dut, Tensor(b!)? dx0, Tensor(c!)? db, bool first,
     bool last) -> ()""",
 )
-backends.define(
-    "experts_fwd",
-    "(Tensor h, Tensor? logits, Tensor? gate_bias, str f, Tensor(a!) q) -> ()",
-)
+backends.define("activate_fwd", "(Tensor a, str f, Tensor(a!) e) -> ()")
+backends.define("activate_bwd", "(Tensor de, Tensor e, str f, Tensor(a!) da) -> ()")
+backends.define("experts_fwd", "(Tensor(a!) h, Tensor? logits, Tensor? gate_bias, str f, Tensor(b!) q) -> ()")
 backends.define(
     "experts_bwd",
-    """(Tensor dq, Tensor h, Tensor? logits, Tensor? gate_bias, str f, Tensor(a!) dh, Tensor(b!)? dlogits) -> ()""",
+    "(Tensor dq, Tensor h, Tensor? logits, Tensor? gate_bias, str f, Tensor(a!) dh, Tensor(b!)? dlogits) -> ()",
 )
 backends.define(
     "fcn_fwd",

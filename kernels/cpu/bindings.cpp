@@ -45,6 +45,8 @@ struct Kernels {
   POINTER(product_bwd);
   POINTER(gated_fwd);
   POINTER(gated_bwd);
+  POINTER(activate_fwd);
+  POINTER(activate_bwd);
   POINTER(experts_fwd);
   POINTER(experts_bwd);
   POINTER(fcn_fwd);
@@ -54,12 +56,13 @@ struct Kernels {
   POINTER(sgd_rows);
 #undef POINTER
 };
-#define KERNELS(ISA)                                                                                                                       \
-  Kernels {                                                                                                                                \
-    #ISA, ISA::cross_layer_fwd, ISA::cross_layer_bwd, ISA::cross_layer_finish, ISA::cross_network_prepare, ISA::cross_network_fwd,         \
-        ISA::cross_network_bwd, ISA::cross_network_finish, ISA::embedding_fwd, ISA::embedding_bwd, ISA::product_fwd, ISA::product_bwd,     \
-        ISA::gated_fwd, ISA::gated_bwd, ISA::experts_fwd, ISA::experts_bwd, ISA::fcn_fwd, ISA::fcn_bwd, ISA::adam_rows, ISA::adagrad_rows, \
-        ISA::sgd_rows                                                                                                                      \
+#define KERNELS(ISA)                                                                                                       \
+  Kernels {                                                                                                                \
+    #ISA, ISA::cross_layer_fwd, ISA::cross_layer_bwd, ISA::cross_layer_finish, ISA::cross_network_prepare,                 \
+        ISA::cross_network_fwd, ISA::cross_network_bwd, ISA::cross_network_finish, ISA::embedding_fwd, ISA::embedding_bwd, \
+        ISA::product_fwd, ISA::product_bwd, ISA::gated_fwd, ISA::gated_bwd, ISA::activate_fwd, ISA::activate_bwd,          \
+        ISA::experts_fwd, ISA::experts_bwd,                                                                                \
+        ISA::fcn_fwd, ISA::fcn_bwd, ISA::adam_rows, ISA::adagrad_rows, ISA::sgd_rows                                       \
   }
 
 const std::vector<Kernels>& supported() {  // by this processor, the best first
@@ -536,7 +539,6 @@ struct ExpertsStep {
     n.h = whole("h", h);
     n.q = rows("q", q, stored, n.M, n.K * n.r);
     n.logits = optional_rows("logits", logits, stored, n.M, n.K);
-    check(logits || n.K == 1, "logits are missing, of ", n.K, " experts");
     bias = parameter(bias_, accumulation(n.type));
     n.bias = bias ? address("gate_bias", *bias, accumulation(n.type), {n.K}) : nullptr;
   }
@@ -544,7 +546,11 @@ struct ExpertsStep {
     check(t.is_contiguous(), name, " must be contiguous");
     return address(name, t, stored, {n.K, n.M, n.r});
   }
+  void run(void (*kernel)(const Experts&, int64_t, int64_t)) {
+    parallel_for(0, n.M, grain(4 * n.K * n.r), [&](int64_t start, int64_t stop) { kernel(n, start, stop); });
+  }
   void run(void (*kernel)(const Experts&, int64_t, int64_t, double*)) {
+    check(n.logits.data || n.K == 1, "logits are missing, of ", n.K, " experts");
     parallel_for(0, n.M, grain(4 * n.K * n.r), [&](int64_t start, int64_t stop) {
       auto scratch = doubles(2 * n.K + 16);
       kernel(n, start, stop, scratch.get());
@@ -552,6 +558,14 @@ struct ExpertsStep {
   }
 };
 
+void activate_fwd(const Tensor& a, std::string f, const Tensor& e) {
+  ExpertsStep(e, a, std::nullopt, std::nullopt, f).run(kernels().activate_fwd);
+}
+void activate_bwd(const Tensor& de, const Tensor& e, std::string f, const Tensor& da) {
+  ExpertsStep step(e, da, std::nullopt, std::nullopt, f);
+  step.n.dh = step.whole("de", de);
+  step.run(kernels().activate_bwd);
+}
 void experts_fwd(const Tensor& h, const OptionalTensor& logits, const OptionalTensor& gate_bias, std::string f, const Tensor& q) {
   ExpertsStep(h, q, logits, gate_bias, f).run(kernels().experts_fwd);
 }
@@ -675,6 +689,8 @@ STABLE_TORCH_LIBRARY_IMPL(fastcross, CPU, m) {
   m.impl("product_bwd", TORCH_BOX(&product_bwd));
   m.impl("gated_fwd", TORCH_BOX(&gated_fwd));
   m.impl("gated_bwd", TORCH_BOX(&gated_bwd));
+  m.impl("activate_fwd", TORCH_BOX(&activate_fwd));
+  m.impl("activate_bwd", TORCH_BOX(&activate_bwd));
   m.impl("experts_fwd", TORCH_BOX(&experts_fwd));
   m.impl("experts_bwd", TORCH_BOX(&experts_bwd));
   m.impl("fcn_fwd", TORCH_BOX(&fcn_fwd));

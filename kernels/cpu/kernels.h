@@ -46,11 +46,10 @@ struct Product {  // of x0 and what a GEMM gave: steps of DCN-V2's layers
 struct Experts {  // K of rank r: what they give, weighed
   Type type;
   int64_t M, K, r;
-  const void* h;     // (K, M, r)
-  void* dh;          // (K, M, r)
-  Rows q;            // (M, K r); backward its gradient
-  Rows logits;       // (M, K); null: of a single expert
-  Rows dlogits;      // (M, K) or null
+  void *h, *dh;     // (K, M, r)
+  Rows q;           // (M, K r); backward its gradient
+  Rows logits;      // (M, K); null: of a single expert
+  Rows dlogits;     // (M, K) or null
   const void* bias;  // (K,) or null
   Activation f;
 };
@@ -108,6 +107,8 @@ struct RowUpdate {  // of one table; rows ascend, values stand at the first of e
   void product_bwd(const Product&, int64_t start, int64_t stop, double* scratch, double* totals);                   \
   void gated_fwd(const Product&, int64_t start, int64_t stop);                                                      \
   void gated_bwd(const Product&, int64_t start, int64_t stop, double* scratch, double* totals);                     \
+  void activate_fwd(const Experts&, int64_t start, int64_t stop);                                                   \
+  void activate_bwd(const Experts&, int64_t start, int64_t stop);                                                   \
   void experts_fwd(const Experts&, int64_t start, int64_t stop, double* scratch);                                   \
   void experts_bwd(const Experts&, int64_t start, int64_t stop, double* scratch);                                   \
   void fcn_fwd(const Fcn&, int64_t start, int64_t stop);                                                            \

@@ -4,8 +4,9 @@
 //             du = g x0 f'(u + b);  dx0 = g h;  g <- g (1 + diag x0);  db = Σ_rows du
 //   gated     s = σ(t);  y = x0 (u + b) s + x
 //             du = g x0 s;  dt = g x0 (u + b) s (1 - s);  dx0 = g (u + b) s;  db = Σ_rows du
-//   experts   p = softmax(logits + c), e_k = f(h_k);  q_k = p_k e_k
-//             dp_k = dq_k·e_k;  dh_k = p_k dq_k f'(h_k);  dlogits_k = p_k (dp_k - Σ_j p_j dp_j)
+//   activate  e_k = f(a_k), from rows of all experts to the rows of each;  da_k = de_k f'(a_k)
+//   experts   p = softmax(logits + c), h_k <- f(h_k);  q_k = p_k h_k
+//             dp_k = dq_k·h_k;  dh_k = p_k dq_k f'(h_k);  dlogits_k = p_k (dp_k - Σ_j p_j dp_j)
 //   fcn       n = (h - mean) / σ, m = relu(w n + c);  z = [h, h m] + b;  y = e z + x, e = x0, or x if exponential
 //             dz = g e, dm = h dz_2 [m > 0], dn = w dm;  dh = dz_1 + m dz_2 + (dn - mean(dn) - n mean(n dn)) / σ;  de = g z;
 //             db = Σ_rows dz;  dw = Σ_rows n dm;  dc = Σ_rows dm
@@ -217,6 +218,38 @@ template <class T, class A> INLINE void softmax(const Experts& n, int64_t r, A* 
 
 }  // namespace
 
+void activate_fwd(const Experts& n, int64_t start, int64_t stop) {
+  for_type(n.type, [&](auto t) {
+    for_activation(n.f, [&](auto f) {
+      constexpr Activation F = decltype(f)::value;
+      using T = decltype(t);
+      using A = Accumulation<T>;
+      for (int64_t r = start; r < stop; r++)
+        for (int64_t k = 0; k < n.K; k++) {
+          const T* a = row<T>(n.q, r) + k * n.r;
+          T* e = (T*)n.h + (k * n.M + r) * n.r;
+          for_columns<A>(n.r, [&](int64_t j, auto at) LAMBDA { at.store(e + j, activated<F, A>(at.load(a + j))); });
+        }
+    });
+  });
+}
+
+void activate_bwd(const Experts& n, int64_t start, int64_t stop) {
+  for_type(n.type, [&](auto t) {
+    for_activation(n.f, [&](auto f) {
+      constexpr Activation F = decltype(f)::value;
+      using T = decltype(t);
+      using A = Accumulation<T>;
+      for (int64_t r = start; r < stop; r++)
+        for (int64_t k = 0; k < n.K; k++) {
+          T* da = row<T>(n.q, r) + k * n.r;
+          const T *e = (const T*)n.h + (k * n.M + r) * n.r, *de = (const T*)n.dh + (k * n.M + r) * n.r;
+          for_columns<A>(n.r, [&](int64_t j, auto at) LAMBDA { at.store(da + j, at.load(de + j) * slope<F, A>(at.load(e + j))); });
+        }
+    });
+  });
+}
+
 void experts_fwd(const Experts& n, int64_t start, int64_t stop, double* scratch) {
   for_type(n.type, [&](auto t) {
     for_activation(n.f, [&](auto f) {
@@ -227,9 +260,12 @@ void experts_fwd(const Experts& n, int64_t start, int64_t stop, double* scratch)
       for (int64_t r = start; r < stop; r++) {
         softmax<T>(n, r, p);
         for (int64_t k = 0; k < n.K; k++) {
-          const T* h = (const T*)n.h + (k * n.M + r) * n.r;
-          T* q = row<T>(n.q, r) + k * n.r;
-          for_columns<A>(n.r, [&](int64_t j, auto at) LAMBDA { at.store(q + j, p[k] * activated<F, A>(at.load(h + j))); });
+          T *h = (T*)n.h + (k * n.M + r) * n.r, *q = row<T>(n.q, r) + k * n.r;
+          for_columns<A>(n.r, [&](int64_t j, auto at) LAMBDA {
+            Vec<A> e = activated<F, A>(at.load(h + j));
+            at.store(h + j, e);
+            at.store(q + j, p[k] * e);
+          });
         }
       }
     });
@@ -251,7 +287,7 @@ void experts_bwd(const Experts& n, int64_t start, int64_t stop, double* scratch)
           T* dh = (T*)n.dh + (k * n.M + r) * n.r;
           Vec<A> dot{};
           for_columns<A>(n.r, [&](int64_t j, auto at) LAMBDA {
-            Vec<A> g = at.load(dq + j), e = activated<F, A>(at.load(h + j));
+            Vec<A> g = at.load(dq + j), e = at.load(h + j);
             dot += g * e;
             at.store(dh + j, p[k] * g * slope<F, A>(e));
           });

@@ -207,6 +207,7 @@ def test_compile_is_one_graph_for_any_batch(case):
 @each_case
 def test_opcheck(case):
     """The operators of the dispatcher: schema, shape rules, layouts, under tracing."""
+    assert getattr(fastcross, case.operator)  # is imported at its first use, and then defined
     tensors, options = operands(case, 6, 8, layers=2, rank=3), list(case.options.values())
     if case.operator == "cross_low_rank":
         options = [case.options.get("activation"), case.options.get("diag_scale", 0.0)]
@@ -216,7 +217,7 @@ def test_opcheck(case):
         options = [case.options.get("exponential", False), 1e-5]
     if case.operator == "cross_mixture" and len(tensors) == 6:
         tensors.append(None)
-    forward, backward = (getattr(torch.ops.fastcross, f"{case.operator}_{pass_}") for pass_ in ("fwd", "bwd"))
+    forward, backward = (getattr(torch.ops.fastcross, f"{case.operator}_{suffix}") for suffix in ("fwd", "bwd"))
     for keep in (True, False):
         torch.library.opcheck(forward, (*tensors, *options, keep))
     y, kept = forward(*tensors, *options, True)
