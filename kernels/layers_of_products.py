@@ -68,14 +68,14 @@ class Layers:
     def sums_like(self, parameter: Tensor) -> Operand:
         """Zeros to which products over rows are added."""
         dtype = torch.float32 if parameter.dtype in HALF else parameter.dtype
-        return torch.zeros_like(parameter, dtype=dtype) if self.differentiated else None
+        return parameter.new_zeros(parameter.shape, dtype=dtype) if self.differentiated else None
 
     def sums_over_rows(self, parameter: Operand) -> Operand:
         """Zeros to which rows are added."""
         if parameter is None or not self.differentiated:
             return None
         dtype = torch.float64 if parameter.device.type == "cpu" else torch.float32
-        return torch.zeros_like(parameter, dtype=dtype)
+        return parameter.new_zeros(parameter.shape, dtype=dtype)
 
 
 class Matrix(Layers):
@@ -99,18 +99,18 @@ class LowRank(Layers):
     ) -> None:
         super().__init__(x0, v, b, needs)
         self.activation, self.diag_scale = activation or "none", diag_scale
-        self.up, self.dup = u, self.sums_like(u)
+        self.up, self.dup = u, self.sums_like(u.transpose(1, 2))
 
     def expand(self, layer: int, k: Tensor) -> Tensor:
         return gemm(k, self.up[layer].T)
 
     def product_bwd(self, layer: int, g: Tensor, rows: Rows, dx0: Operand, ends: Ends) -> Tensor:
         du = super().product_bwd(layer, g, rows, dx0, ends)
-        add_product(of(self.dup, layer), du, rows[1])
+        add_product(of(self.dup, layer), rows[1], du)
         return gemm(du, self.up[layer])
 
     def gradients(self) -> tuple[Operand, ...]:
-        return self.dup, self.ddown, self.dbias
+        return None if self.dup is None else self.dup.transpose(1, 2), self.ddown, self.dbias
 
 
 class Mixture(Layers):
@@ -121,7 +121,11 @@ class Mixture(Layers):
         down, self.up = stacked_experts(u, v, gate)
         super().__init__(x0, down, b, needs)
         self.c, self.gate, self.gate_bias, self.f = c, gate, gate_bias, activation or "none"
-        self.dup, self.dc, self.dgate_bias = self.sums_like(self.up), self.sums_like(c), self.sums_over_rows(gate_bias)
+        self.dup, self.dc, self.dgate_bias = (
+            self.sums_like(self.up.transpose(1, 2)),
+            self.sums_like(c),
+            self.sums_over_rows(gate_bias),
+        )
 
     def expand(self, layer: int, k: Tensor) -> tuple[Tensor, ...]:
         shape = self.c.shape[1], len(k), self.c.shape[2]
@@ -138,7 +142,7 @@ class Mixture(Layers):
     def product_bwd(self, layer: int, g: Tensor, rows: Rows, dx0: Operand, ends: Ends) -> Tensor:
         x0, k, (u, e, h, q), x = rows
         du = super().product_bwd(layer, g, (x0, k, u, x), dx0, ends)
-        add_product(of(self.dup, layer), du, q)
+        add_product(of(self.dup, layer), q, du)
         dq, dk = gemm(du, self.up[layer]), self.scratch("dk", *k.shape)
         dh, de, dlogits = self.scratch("dh", *h.shape), self.scratch("de", *e.shape), self.logits(dk)
         torch.ops.fastcross.experts_bwd(dq, h, self.logits(k), self.bias_of_gate(layer), self.f, dh, dlogits)
@@ -157,7 +161,7 @@ class Mixture(Layers):
         dv, dgate = self.ddown[:, : K * r].unflatten(1, (K, r)), None
         if self.gate is not None:
             dgate = self.ddown[:, K * r :] if self.gate.dim() == 3 else self.ddown[:, K * r :].sum(0)
-        return self.dup.unflatten(2, (K, r)).transpose(1, 2), self.dc, dv, self.dbias, dgate, self.dgate_bias
+        return self.dup.unflatten(1, (K, r)).transpose(2, 3), self.dc, dv, self.dbias, dgate, self.dgate_bias
 
     def experts(self, k: Tensor) -> Tensor:
         """The columns of the experts, (M, K r)."""
@@ -256,9 +260,9 @@ def backward(kind: Any, dy: Tensor, x0: Tensor, *rest: Any) -> list[Tensor]:
             dk = layers.product_bwd(layer, g, (x[0], kept[layer, rows], u[layer], x[layer]), of_x0, ends)
             add_product(of(layers.ddown, layer), dk, x[layer])
             if layer:
-                g += gemm(dk, layers.down[layer])
+                g = gemm(dk, layers.down[layer], plus=g)
             elif dx0 is not None and of_x0 is not None:
-                torch.add(of_x0, gemm(dk, layers.down[layer]), out=dx0[rows])
+                dx0[rows] = gemm(dk, layers.down[layer], plus=of_x0)
     found = zip(layers.gradients(), needs[1:], strict=True)
     parameters = (g.to(x0.dtype).contiguous() if need and g is not None else x0.new_empty(0) for g, need in found)
     return [x0.new_empty(0) if dx0 is None else dx0, *parameters]
@@ -271,12 +275,12 @@ def chunks(x0: Tensor) -> Iterator[slice]:
     return (slice(start, min(M, start + rows)) for start in range(0, M, rows))
 
 
-def gemm(a: Tensor, b: Tensor) -> Tensor:
-    """a b. In float32 by oneDNN's linear, which PyTorch leaves to torch.compile: for (4096, 429) by (429, 429) it takes
-    15 ms where MKL's sgemm takes 26, and in chunks of 256 rows 14.6 where that takes 17."""
+def gemm(a: Tensor, b: Tensor, plus: Operand = None) -> Tensor:
+    """a b + plus. In float32 by oneDNN's linear, which PyTorch leaves to torch.compile: for (4096, 429) by (429, 429)
+    it takes 15 ms where MKL's sgemm takes 26, and in chunks of 256 rows 14.6 where that takes 17."""
     if _LINEAR is not None and a.dtype == torch.float32 and a.is_cpu:
-        return _LINEAR(a, b.T, None, "none", [], "")
-    return a @ b
+        return _LINEAR(a, b.T, None, "none", [], "") if plus is None else _LINEAR.binary(a, plus, b.T, None, "add")
+    return a @ b if plus is None else torch.addmm(plus, a, b)
 
 
 def add_product(total: Operand, a: Tensor, b: Tensor) -> None:
