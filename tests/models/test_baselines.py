@@ -182,7 +182,7 @@ PLANTED = {
 
 
 def train_planted(name, seed):
-    """Three passes over 20,000 rows; the trained model and its log loss on as many others."""
+    """Three passes over 20,000 rows; the log loss on as many others."""
     torch.manual_seed(seed)
     model = MODELS[name]([40] * 6, 4, 8, **PLANTED[name])
     optimizer = optim.configure(model, lr=0.01)
@@ -195,14 +195,14 @@ def train_planted(name, seed):
     dense, categorical, label, _ = planted_log(20_000, seed=1)
     model.eval()
     with torch.no_grad():
-        return model, float(model.loss(model(dense, categorical), label))
+        return float(model.loss(model(dense, categorical), label))
 
 
 def test_dcn_finds_a_planted_cross_and_beats_lr_and_dnn():
     *_, label, score = planted_log(20_000, seed=1)
     optimum = float(nn.functional.binary_cross_entropy_with_logits(score, label))
-    runs = {name: [train_planted(name, seed) for seed in range(3)] for name in ("dcn", "dnn", "lr")}
-    dcn, dnn, lr = (sum(loss for _, loss in runs[name]) / 3 for name in ("dcn", "dnn", "lr"))
+    runs = {name: [train_planted(name, seed) for seed in range(2)] for name in ("dcn", "dnn", "lr")}
+    dcn, dnn, lr = (sum(runs[name]) / 2 for name in ("dcn", "dnn", "lr"))
     assert optimum < dcn < optimum + 0.03
     assert dcn < dnn
     assert dcn < lr - 0.1
@@ -210,4 +210,4 @@ def test_dcn_finds_a_planted_cross_and_beats_lr_and_dnn():
 
 @pytest.mark.parametrize("name", ["fm", "deep_crossing", "wide_deep"])
 def test_every_baseline_that_can_learn_the_cross_does(name):
-    assert train_planted(name, seed=0)[1] < 0.62  # no model without the cross is below log 2 = 0.693
+    assert train_planted(name, seed=0) < 0.62  # no model without the cross is below log 2 = 0.693
