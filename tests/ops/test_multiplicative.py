@@ -97,7 +97,10 @@ def test_autocast_chooses_the_dtype_of_the_gemms(case, backend):
 
 @each_case
 @each_backend
-@pytest.mark.parametrize("layout", ["padded", "every other row", "transposed", "expanded", "leading dimensions"])
+@pytest.mark.parametrize(
+    "layout",
+    ["padded", "every other row", "transposed", "expanded", "expanded columns", "overlapping", "leading dimensions"],
+)
 def test_layouts(case, backend, layout):
     tensors = operands(case, 24, 34, torch.float32)
     tensors[0] = {
@@ -105,6 +108,8 @@ def test_layouts(case, backend, layout):
         "every other row": lambda x: torch.full((48, 34), torch.nan)[::2].copy_(x),
         "transposed": lambda x: x.T.contiguous().T,
         "expanded": lambda x: x[:1].expand(24, 34),
+        "expanded columns": lambda x: x[:, :1].expand(24, 34),
+        "overlapping": lambda x: x.flatten().unfold(0, 34, 5)[:24],
         "leading dimensions": lambda x: x.reshape(2, 3, 4, 34),
     }[layout](tensors[0])
     assert_right(case, tensors, backend)
