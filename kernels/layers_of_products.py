@@ -9,8 +9,8 @@ Every layer is  k = A x,  u = expand(k),  x' = x0 ⊙ h(u) + x,  and k is what t
     FCN         A = W             u = k                                     d/2
 
 The backward pass computes u and x_l again, chunk by chunk. Weights' gradients are added up over the chunks in order,
-in float32 at least. A step is an operator of the dispatcher, ``fastcross::product_fwd`` and so on: C++ on a CPU, Triton
-on a GPU, where one chunk is the whole batch.
+in float32 at least. A step is an operator of the dispatcher on a CPU, ``fastcross::product_fwd`` and so on in C++; on a
+GPU, where one chunk is the whole batch, it is a launcher of ``gpu/multiplicative.py``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,6 +33,7 @@ Ends = tuple[bool, bool]  # dx0 is written, not added to; g itself goes to dx0, 
 class Layers:
     """L layers: A, (L, n, d), and the bias, (L, d); with ``needs``, a backward pass through them."""
 
+    steps: Any = torch.ops.fastcross
     activation = "none"
     diag_scale = 0.0
 
@@ -49,13 +50,13 @@ class Layers:
     def product(self, layer: int, x0: Tensor, u: Any, x: Tensor, y: Tensor) -> None:
         """y = x0 ⊙ h(u) + x; y may be x."""
         bias = of(self.bias, layer)
-        torch.ops.fastcross.product_fwd(x0, u, bias, x, self.activation, self.diag_scale, y)
+        self.steps.product_fwd(x0, u, bias, x, self.activation, self.diag_scale, y)
 
     def product_bwd(self, layer: int, g: Tensor, rows: Rows, dx0: Operand, ends: Ends) -> Tensor:
         """dk, given g = dL/dx', and what g gives to x0 in dx0."""
         x0, _, u, x = rows
         du, bias, dbias = self.scratch("du", *u.shape), of(self.bias, layer), of(self.dbias, layer)
-        torch.ops.fastcross.product_bwd(g, x0, u, bias, x, self.activation, self.diag_scale, du, dx0, dbias, *ends)
+        self.steps.product_bwd(g, x0, u, bias, x, self.activation, self.diag_scale, du, dx0, dbias, *ends)
         return du
 
     def scratch(self, name: Any, *shape: int) -> Tensor:
@@ -131,9 +132,9 @@ class Mixture(Layers):
         shape = self.c.shape[1], len(k), self.c.shape[2]
         e, h = self.scratch(("e", layer), *shape), self.scratch(("h", layer), *shape)
         q = self.scratch(("q", layer), len(k), self.up.shape[2])
-        torch.ops.fastcross.activate_fwd(self.experts(k), self.f, e)
+        self.steps.activate_fwd(self.experts(k), self.f, e)
         torch.bmm(e, self.c[layer].transpose(1, 2), out=h)
-        torch.ops.fastcross.experts_fwd(h, self.logits(k), self.bias_of_gate(layer), self.f, q)
+        self.steps.experts_fwd(h, self.logits(k), self.bias_of_gate(layer), self.f, q)
         return gemm(q, self.up[layer].T), e, h, q
 
     def product(self, layer: int, x0: Tensor, u: Any, x: Tensor, y: Tensor) -> None:
@@ -145,13 +146,13 @@ class Mixture(Layers):
         add_product(of(self.dup, layer), q, du)
         dq, dk = gemm(du, self.up[layer]), self.scratch("dk", *k.shape)
         dh, de, dlogits = self.scratch("dh", *h.shape), self.scratch("de", *e.shape), self.logits(dk)
-        torch.ops.fastcross.experts_bwd(dq, h, self.logits(k), self.bias_of_gate(layer), self.f, dh, dlogits)
+        self.steps.experts_bwd(dq, h, self.logits(k), self.bias_of_gate(layer), self.f, dh, dlogits)
         if self.dc is not None:
             self.dc[layer] += torch.bmm(dh.transpose(1, 2), e)
         if self.dgate_bias is not None and dlogits is not None:
             total = self.dgate_bias if self.dgate_bias.dim() == 1 else self.dgate_bias[layer]
             total += dlogits.sum(0, dtype=total.dtype)
-        torch.ops.fastcross.activate_bwd(torch.bmm(dh, self.c[layer], out=de), e, self.f, self.experts(dk))
+        self.steps.activate_bwd(torch.bmm(dh, self.c[layer], out=de), e, self.f, self.experts(dk))
         return dk
 
     def gradients(self) -> tuple[Operand, ...]:
@@ -180,12 +181,12 @@ class Gated(Layers):
         super().__init__(x0, torch.cat((w, g), 1), b, needs)
 
     def product(self, layer: int, x0: Tensor, u: Any, x: Tensor, y: Tensor) -> None:
-        torch.ops.fastcross.gated_fwd(x0, u, of(self.bias, layer), x, y)
+        self.steps.gated_fwd(x0, u, of(self.bias, layer), x, y)
 
     def product_bwd(self, layer: int, g: Tensor, rows: Rows, dx0: Operand, ends: Ends) -> Tensor:
         x0, k, _, _ = rows
         dk = self.scratch("dk", *k.shape)
-        torch.ops.fastcross.gated_bwd(g, x0, k, of(self.bias, layer), dk, dx0, of(self.dbias, layer), *ends)
+        self.steps.gated_bwd(g, x0, k, of(self.bias, layer), dk, dx0, of(self.dbias, layer), *ends)
         return dk
 
     def gradients(self) -> tuple[Operand, ...]:
@@ -210,12 +211,12 @@ class Fcn(Layers):
         self.sums = x0.new_zeros(len(b), 2 * b.shape[1], dtype=torch.float64 if x0.is_cpu else torch.float32)
 
     def product(self, layer: int, x0: Tensor, u: Any, x: Tensor, y: Tensor) -> None:
-        torch.ops.fastcross.fcn_fwd(x0, u, *(t[layer] for t in self.parameters), x, *self.options, y)
+        self.steps.fcn_fwd(x0, u, *(t[layer] for t in self.parameters), x, *self.options, y)
 
     def product_bwd(self, layer: int, g: Tensor, rows: Rows, dx0: Operand, ends: Ends) -> Tensor:
         x0, h, _, x = rows
         dh, parameters = self.scratch("dk", *h.shape), (t[layer] for t in self.parameters)
-        torch.ops.fastcross.fcn_bwd(g, x0, h, *parameters, x, *self.options, dh, dx0, self.sums[layer], *ends)
+        self.steps.fcn_bwd(g, x0, h, *parameters, x, *self.options, dh, dx0, self.sums[layer], *ends)
         return dh
 
     def gradients(self) -> tuple[Operand, ...]:

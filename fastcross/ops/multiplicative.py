@@ -165,11 +165,11 @@ def _run(name: str, backend: str, x0: Tensor, parameters: tuple[Tensor | None, .
     chosen = backends.choose(backend, x0, *parameters)
     if chosen == "reference":
         return getattr(reference, name)(x0, *parameters, **options)
-    if chosen == "triton":
-        if backend == "triton":
-            raise ValueError(f'{name} has no Triton kernels; backend "auto" runs it on {x0.device.type}')
-        chosen = "torch"
     dtype = _dtype_of_gemms(chosen, x0, *parameters)
+    if chosen == "triton" and dtype == torch.float64:
+        if backend == "triton":
+            raise ValueError(f'backend "triton" runs {name} in float32, bfloat16 and float16; got {dtype}')
+        chosen = "torch"
     cast = [None if t is None else t.to(dtype) for t in parameters]
     with closed_form.without_autocast(x0):
         if chosen == "torch":
@@ -263,7 +263,7 @@ _define(
     layers_of_products.Gated,
     "Tensor x0, Tensor w, Tensor g, Tensor? b",
     "",
-    lambda w, g, b: 2 * w.shape[1],
+    lambda w, g, b: w.shape[1] * (1 if w.device.type == "cuda" else 2),
 )
 _define(
     "cross_fcn",

@@ -55,6 +55,7 @@ class Hardware(NamedTuple):
     processors: int = 16
     warp_size: int = 32
     amd: bool = False
+    tf32: bool = False  # its tensor cores multiply float32 in tf32; of NVIDIA's, those that Triton knows
 
 
 @functools.cache
@@ -65,7 +66,9 @@ def hardware_of(device: torch.device) -> Hardware:
         return Hardware()
     properties = torch.cuda.get_device_properties(device)
     warp_size = getattr(properties, "warp_size", 32)
-    return Hardware(properties.multi_processor_count, warp_size, amd=torch.version.hip is not None)
+    amd = torch.version.hip is not None
+    tf32 = properties.gcnArchName.startswith("gfx942") if amd else properties.major >= 8
+    return Hardware(properties.multi_processor_count, warp_size, amd, tf32)
 
 
 class Work(NamedTuple):

@@ -12,12 +12,13 @@ import sys
 import pytest
 import torch
 from guarded import Guarded
+from multiplicative_cases import CASES, operands
 
 if os.environ.get("TRITON_INTERPRET", "") in ("", "0"):
     pytest.skip("for Triton's interpreter", allow_module_level=True)
 
 from fastcross.kernels.embedding import new_faults
-from fastcross.kernels.gpu import cross_network, embedding, launch
+from fastcross.kernels.gpu import cross_low_rank, cross_matrix, cross_network, embedding, launch
 from fastcross.kernels.gpu import launchers as gpu
 
 
@@ -74,6 +75,36 @@ def test_nothing_beyond_the_operands(guarded, d, padding, layers, dtype):
     assert all(result.isfinite().all() for result in results)
 
 
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("d", "padding", "dtype"),
+    [(33, 0, torch.float32), (70, 10, torch.bfloat16)],
+    ids=["odd", "padded"],
+)
+def test_dcn_v2_reads_and_writes_nothing_beyond_its_operands(guarded, monkeypatch, case, d, padding, dtype):
+    def padded(w):
+        return guarded.copy(pad(w))
+
+    pad = cross_matrix.padded
+    monkeypatch.setattr(cross_matrix, "padded", padded)
+    monkeypatch.setattr(cross_low_rank, "padded", padded)
+    monkeypatch.setattr(cross_low_rank, "on_tensor_cores", lambda x: True)
+    x0, *parameters = operands(case, 5, d, dtype, layers=2, rank=5)
+    d = x0.shape[1]
+    x0, dy = (guarded.copy(torch.cat((t, torch.ones(5, padding, dtype=dtype)), 1)[:, :d]) for t in (x0, x0))
+    tensors = [x0, *(None if t is None else guarded.copy(t) for t in parameters)]
+    if case.operator == "cross_mixture":
+        tensors += [None] * (7 - len(tensors))
+    options = {  # as the operators have them
+        "cross_low_rank": (case.options.get("activation"), case.options.get("diag_scale", 0.0)),
+        "cross_mixture": (case.options.get("activation", "tanh"),),
+        "cross_fcn": (case.options.get("exponential", False), 1e-5),
+    }.get(case.operator, ())
+    y, kept = getattr(gpu, f"{case.operator}_fwd")(*tensors, *options, True)
+    grads = getattr(gpu, f"{case.operator}_bwd")(dy, *tensors, *options, kept, [True] * len(tensors))
+    assert all(result.isfinite().all() for result in (y, *grads))
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("widths", [(8, 4, 4), (3, 1, 17)], ids=["words", "odd"])
 @pytest.mark.parametrize("bad", [None, "ids", "offsets"])
@@ -103,6 +134,7 @@ def test_an_access_beyond_an_operand_crashes():
 import sys; sys.path.insert(0, {os.path.dirname(os.path.dirname(__file__))!r})
 import torch, triton, triton.language as tl
 from guarded import Guarded
+from multiplicative_cases import CASES, operands
 
 @triton.jit
 def last(x_ptr, y_ptr, n):

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("name", ["kernels", "bounds", "embedding", "faults", "training", "row_updates"])
+@pytest.mark.parametrize(
+    "name", ["kernels", "bounds", "embedding", "faults", "training", "row_updates", "multiplicative", "steps"]
+)
 def test_kernels_in_the_interpreter(name):
     pytest.importorskip("triton")
     tests = Path(__file__).parent

@@ -15,18 +15,6 @@ pytestmark = MARKS
 OPERATORS = ("cross_layer", "cross_network", "cross_logits")
 HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
-if INTERPRETING:
-    from triton.runtime.interpreter import InterpretedFunction
-
-    _call = InterpretedFunction.__call__
-
-    def _call_helper(self, *args, **kwargs):
-        # The interpreter patches triton.language anew at every call of a helper, which takes half of its time; for our
-        # helpers the launch has done so already.
-        return self.rewrite()(*args, **kwargs) if "fastcross" in self.fn.__module__ else _call(self, *args, **kwargs)
-
-    InterpretedFunction.__call__ = _call_helper
-
 
 @pytest.fixture(autouse=True)
 def few_programs(monkeypatch):
