@@ -51,6 +51,7 @@ static: $(VENV)/.developer
 	$(BIN)/python -m benchmarks.static.drawn
 	$(BIN)/python -m benchmarks.static.row_updates
 	$(BIN)/python -m benchmarks.static.embedding
+	$(BIN)/python -m benchmarks.static.multiplicative
 	$(BIN)/python -m benchmarks.static.host
 	$(BIN)/python -m benchmarks.static.step
 

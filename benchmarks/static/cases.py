@@ -87,16 +87,15 @@ def launches(case: Case) -> list[Launch]:
 def record(target: str, call: Callable[[], object], rows: tuple[int, ...] = ()) -> list[Launch]:
     """What a call of launchers would launch; ``rows``: the shape of operands whose traffic is counted."""
     recorded: list[Launch] = []
-    warp_size = 64 if target.startswith("gfx9") else 32
+    amd, warp_size = target.startswith("gfx"), 64 if target.startswith("gfx9") else 32
+    device = Hardware(PROCESSORS, warp_size, amd, target == "gfx942" if amd else target != "sm_75")
 
     def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         recorded.append(specialise(target, kernel, args, options, rows))
 
     with (
         mock.patch.object(JITFunction, "run", run),
-        mock.patch.object(
-            launch, "hardware_of", return_value=Hardware(PROCESSORS, warp_size, target.startswith("gfx"))
-        ),
+        mock.patch.object(launch, "hardware_of", return_value=device),
     ):
         call()
     return recorded
@@ -147,7 +146,7 @@ def specialise(
     signature: list[tuple[str, Any]] = []
     constexprs: list[tuple[Any, Any]] = []
     divisible: list[tuple[int, ...]] = []
-    rows, sums = [], 0
+    rows, moved, sums = [], [], 0
 
     def kind(path: tuple[int, ...], value: Any, is_constexpr: bool, free: bool) -> Any:
         if isinstance(value, tuple):  # the JIT marks what is in a tuple, whatever the kernel says of it
@@ -170,6 +169,9 @@ def specialise(
         if isinstance(value, Tensor) and not parameter.is_constexpr:
             if value.shape == shape:
                 rows.append((name, value.element_size()))
+            if BATCH in value.shape:
+                place = value.untyped_storage()._cdata, int(value.storage_offset())
+                moved.append((name, value.numel() * value.element_size(), place))
             if name == "sums_ptr":
                 sums = value.numel() * value.element_size()
     return Launch(
@@ -182,4 +184,6 @@ def specialise(
         options["num_warps"],
         tuple(rows) if "ALIGN" in given else (),
         sums,
+        options.get("num_stages"),
+        tuple(moved),
     )

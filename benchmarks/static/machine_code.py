@@ -15,6 +15,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+TENSOR_CORES = re.compile(r"^\s+(?:@%\w+ )?(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_s?w?mfma|v_wmma)", re.MULTILINE)
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -29,6 +31,9 @@ class Launch:
     num_warps: int
     rows: tuple[tuple[str, int], ...]  # operands (B, d): name, bytes per element
     sums: int = field(default=0, compare=False)  # bytes of the partial sums it writes or reads
+    num_stages: int | None = None  # loads of a loop that are under way; None: the compiler's choice
+    moved: tuple[tuple[str, int, tuple[int, int]], ...] = field(default=(), compare=False)  # operands with a number of
+    # rows, as many as the batch: name, bytes, and what tells one place in memory from another
 
     @property
     def warp_size(self) -> int:
@@ -48,6 +53,10 @@ class Code:
     shuffles: int = 0  # of these, words that go from thread to thread of a warp,
     barriers: int = 0  # and waits of all warps of a program for each other
     widest: int = 0  # bits, of all words that move between processor and memory
+    products: int = 0  # instructions of tensor cores
+    shared: int = 0  # bytes of a program's shared memory
+    read: frozenset[str] = frozenset()  # operands that words are loaded from,
+    written: frozenset[str] = frozenset()  # and stored to
 
 
 def compile_launch(launch: Launch, count_instructions: bool = False) -> Code:
@@ -60,13 +69,23 @@ def compile_launch(launch: Launch, count_instructions: bool = False) -> Code:
     )
     amd = launch.target.startswith("gfx")
     target = GPUTarget("hip", launch.target, launch.warp_size) if amd else GPUTarget("cuda", int(launch.target[3:]), 32)
-    compiled = triton.compile(source, target=target, options={"num_warps": launch.num_warps})
+    options = {"num_warps": launch.num_warps}
+    if launch.num_stages is not None:
+        options["num_stages"] = launch.num_stages
+    compiled = triton.compile(source, target=target, options=options)
     registers, spills = _amd_usage(compiled.asm["amdgcn"]) if amd else _nvidia_usage(compiled.asm["cubin"])
     loop = _longest_loop(_dump(compiled.asm["cubin"], "-sass")) if count_instructions and not amd else []
     shuffles, barriers = (sum(name in text for text in loop) for name in ("SHFL", "BAR.SYNC"))
     accesses = filter(None, map(_access, compiled.asm["llir"].splitlines()))
     widest = 8 * max((width for _, width, _ in accesses), default=0)
-    return Code(registers, spills, *_row_traffic(launch, compiled.asm["llir"]), len(loop), shuffles, barriers, widest)
+    products = len(TENSOR_CORES.findall(compiled.asm["amdgcn" if amd else "ptx"]))
+    return Code(
+        registers,
+        spills,
+        *_row_traffic(launch, compiled.asm["llir"]),
+        *(len(loop), shuffles, barriers, widest, products, compiled.metadata.shared),
+        *_directions(launch, compiled.asm["llir"]),
+    )
 
 
 def compile_all(launches: Iterable[Launch], processes: int) -> Iterator[Code]:
@@ -116,13 +135,8 @@ def _longest_loop(sass: str) -> list[str]:
 
 def _row_traffic(launch: Launch, llir: str) -> tuple[frozenset[int], float, float]:
     """Words, reads and writes of the row operands, from every load and store whose address leads to one of them."""
-    arguments = [name for name, kind in launch.signature if kind != "constexpr"]
+    arguments, parents = _arguments(launch), _parents(llir)
     operands = {f"%{arguments.index(name)}": size for name, size in launch.rows}
-    parents = {}
-    for line in llir.splitlines():
-        if match := re.match(r" +(%[\w.]+) = (.*?)(, !dbg.*)?$", line):
-            parents[match[1]] = re.findall(r"%[\w.]+", match[2])
-
     moved: dict[tuple[str, bool], list[int]] = {}  # bytes of each instruction, by operand and whether it is a load
     for line in llir.splitlines():
         if (access := _access(line)) is not None:
@@ -143,10 +157,32 @@ def _row_traffic(launch: Launch, llir: str) -> tuple[frozenset[int], float, floa
     return frozenset(words), passes[True], passes[False]
 
 
+def _directions(launch: Launch, llir: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The operands that are read, and those that are written, by the addresses of all loads and stores."""
+    arguments, parents, found = _arguments(launch), _parents(llir), ({""}, {""})
+    names = {f"%{place}": name for place, name in enumerate(arguments)}
+    for line in llir.splitlines():
+        if (access := _access(line)) is not None:
+            found[not access[0]].update(names[root] for root in _roots(access[2], parents) & names.keys())
+    return frozenset(found[0]), frozenset(found[1])
+
+
+def _arguments(launch: Launch) -> list[str]:
+    return [name for name, kind in launch.signature if kind != "constexpr"]
+
+
+def _parents(llir: str) -> dict[str, list[str]]:
+    """Of each value those that it is computed from."""
+    lines = (re.match(r" +(%[\w.]+) = (.*?)(, !dbg.*)?$", line) for line in llir.splitlines())
+    return {match[1]: re.findall(r"%[\w.]+", match[2]) for match in lines if match}
+
+
 def _access(line: str) -> tuple[bool, int, str] | None:
     """(is a load, bytes, address) of a line of LLVM IR that moves global memory: inline PTX, LLVM's own, AMD's."""
     if match := re.search(r"(ld|st)\.global\S*?(?:\.v(\d))?\.b(\d+)[ ;].*?ptr addrspace\(1\) (%[\w.]+)", line):
         return match[1] == "ld", int(match[2] or 1) * int(match[3]) // 8, match[4]
+    if match := re.search(r"cp\.async\.c[ag]\.shared\.global.* 0x([0-9a-f]+), .*ptr addrspace\(1\) (%[\w.]+)", line):
+        return True, int(match[1], 16), match[2]
     if match := re.search(r"= load ([^,]+), ptr addrspace\(1\) (%[\w.]+)", line):
         return True, _bytes(match[1]), match[2]
     if match := re.search(r"^ +store (<[^>]+>|\w+) .*, ptr addrspace\(1\) (%[\w.]+)", line):

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET", "") not in ("", "0"):
     pytest.skip("an interpreting process cannot compile", allow_module_level=True)
 
-from benchmarks.static import drawn, embedding, offline, row_updates
+from benchmarks.static import drawn, embedding, multiplicative, offline, row_updates
 from benchmarks.static.cases import FLOOR, TARGETS, Case, draw
 from benchmarks.static.machine_code import Code, compile_launch
 from benchmarks.static.offline import WIDTHS
@@ -107,3 +107,21 @@ def test_tables_on_every_other_target(target):
     assert not [(case, code) for (case, _), code in zip(made, sums, strict=True) if code.spills]
     assert all(code.widest >= case.word for (case, _), code in zip(made, sums, strict=True))
     assert rows.spills == 0
+
+
+@pytest.mark.parametrize(("target", "dtype"), [("sm_80", "tf32"), ("sm_90", "bf16"), ("gfx942", "bf16")])
+def test_dcn_v2_kernels(target, dtype):
+    """No spills, GEMMs on tensor cores where there are some, and rows moved as often as the docstrings say."""
+    found = list(multiplicative.survey(multiplicative.cases([target], [dtype])))
+    kernels = [(case, launch, code) for case, _, made in found for launch, code in made]
+    assert not [
+        (case, launch.kernel, wrong)
+        for case, launch, code in kernels
+        if (wrong := multiplicative.faults(case, launch, code))
+    ]
+    totals = {
+        f"{case.operator}_{suffix}": sum(multiplicative.moved(*each) for each in made) for case, suffix, made in found
+    }
+    row = multiplicative.BATCH * 1026 * multiplicative.DTYPES[dtype].itemsize
+    assert totals["cross_matrix_fwd"] == 6 * row
+    assert totals["cross_matrix_bwd"] == 17 * row
