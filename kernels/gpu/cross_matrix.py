@@ -281,7 +281,8 @@ def multiply(
     """out = base + c + m ⊙ (a Wᵀ + b) for W (N, K), with a ⊙ x0 for a where ``scaled``; z = x0 ⊙ out."""
     (M, K), N = a.shape, w.shape[0]
     if M:
-        grid, constexprs = _launch(M, N, 128, a, x0, m, c, out, z)
+        rows = 128 if K <= N else 64  # of [du, dt], twice as wide, 128 spill on sm_86
+        grid, constexprs = _launch(M, N, rows, a, x0, m, c, out, z)
         _multiply_kernel[grid](
             a, x0, w, b, m, c, out, z,
             M, N, K, w.stride(1) if w.stride(0) == 1 else N,
