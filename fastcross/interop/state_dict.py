@@ -31,7 +31,7 @@ def cross_state_dict(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict
         hint = f"; there are some under {', '.join(map(repr, prefixes))}" if prefixes else ""
         raise ValueError(f"no keys of a cross network under the prefix {prefix!r}, of {len(state_dict)} keys{hint}")
     num_layers = max(layers) + 1
-    expected = peer.state_keys(num_layers)
+    expected = peer.state_keys({"L": num_layers})
     # RecBole's cross network is part of its model: the model's other keys lie beside it.
     mine = found if peer.method == "forward" else [key for key in found if key.startswith("cross_layer_")]
     missing = [prefix + key for key in expected if key not in found]

@@ -5,8 +5,12 @@ subclass of its own that overrides the one method which computes the cross netwo
 optimiser keeps its state, and hooks, ``.to()``, ``deepcopy``, pickle, DDP, FSDP and torch.compile go on as before.
 """
 
+import copy
 import functools
 import inspect
+import statistics
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +19,9 @@ from torch import Tensor, nn
 
 from fastcross.layers.peers import Peer
 from fastcross.layers.recognise import class_path, cross_sizes, peers_of, recognise
+from fastcross.ops import backends
+
+_ROUNDS = 11  # of a measurement
 
 
 @dataclass(frozen=True)
@@ -28,42 +35,56 @@ class Entry:
 
 @dataclass
 class Report:
-    """What :func:`swap` did; prints as text."""
+    """What :func:`swap` did; prints as text.
+
+    ``before`` and ``after`` are seconds of a forward and backward pass, where they were measured.
+    """
 
     swapped: list[Entry] = field(default_factory=list)
     restored: list[Entry] = field(default_factory=list)
     left: list[Entry] = field(default_factory=list)
+    before: float | None = None
+    after: float | None = None
 
     def __str__(self) -> str:
         lines = []
         for what in ("swapped", "restored", "left"):
             for entry in getattr(self, what):
                 lines.append(f"{what} {entry.name or '(the model itself)'} ({entry.kind}): {entry.note}")
+        if self.before and self.after:
+            times = f"{1e3 * self.before:.3g} ms before, {1e3 * self.after:.3g} ms after"
+            lines.append(f"forward and backward pass: {times} ({self.before / self.after:.2f} times as fast)")
         return "\n".join(lines) or "nothing to do: no cross network of a package that fastcross knows"
 
 
-def swap(model: nn.Module, *, undo: bool = False) -> Report:
-    """Make every rank-one cross network in ``model`` run on these operators, in place.
+def swap(model: nn.Module, *, undo: bool = False, measure: Any = None) -> Report:
+    """Make every cross network in ``model`` run on these operators, in place.
 
-    Known are the modules of DeepCTR-Torch, TorchRec, FuxiCTR, torchfm, TorchEasyRec and RecBole, anywhere in the model.
-    A module whose code or shapes are not the known ones is left alone and named in the report, with the reason.
+    Known are the modules of DeepCTR-Torch, TorchRec, FuxiCTR, torchfm, TorchEasyRec and RecBole, anywhere in the model:
+    of rank one, with matrices, low-rank matrices, mixtures of experts, and gated ones. A module whose code or shapes
+    are not the known ones is left alone and named in the report, with the reason.
 
     Args:
         model: any module; a cross network itself, too.
         undo: give the swapped modules their own code back.
+        measure: a batch, ``model(batch)`` or, if it is a tuple, ``model(*batch)``: the report says how long the model
+            takes for a forward and backward pass before and after, the medians of 11 rounds in turn. Two copies of the
+            model are measured, so that its gradients, statistics and random state stay as they are.
 
     Returns:
         What was swapped (or restored), and what looked like a cross network and was left.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
+    if undo and measure is not None:
+        raise ValueError("measure compares before and after a swap; got undo=True")
     report = Report()
     changes: list[tuple[nn.Module, type]] = []  # made when all have been looked at, so that an error changes none
-    for name, module in model.named_modules():
+    for name, module in _modules(model):
         kind = class_path(type(module))
         if undo:
             if "peer_class" in vars(type(module)):
-                changes.append((module, type(module).peer_class))
+                changes.append((module, vars(type(module))["peer_class"]))
                 report.restored.append(Entry(name, kind, "runs its own code"))
             elif isinstance(module, Swapped):
                 report.left.append(Entry(name, kind, "its class was changed again after the swap"))
@@ -73,12 +94,70 @@ def swap(model: nn.Module, *, undo: bool = False) -> Report:
             peer, cls = found
             changes.append((module, cls))
             sizes = cross_sizes(module, peer)
-            report.swapped.append(Entry(name, kind, ", ".join(f"{symbol} = {n}" for symbol, n in sizes.items())))
+            numbers = ", ".join(f"{symbol} = {n}" for symbol, n in sizes.items())
+            weight = module.get_parameter(peer.state_keys(sizes)[0])
+            report.swapped.append(Entry(name, kind, f"{numbers}; {_backend(peer, weight)}"))
         elif found is not None:
             report.left.append(Entry(name, kind, found))
+    if measure is not None and changes:
+        report.before, report.after = _measure(model, measure)
     for module, cls in changes:
         object.__setattr__(module, "__class__", cls)
     return report
+
+
+def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules by name, without the parts of cross networks that are known: they are swapped or left as a whole."""
+    parts: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        if module not in parts:
+            yield name, module
+            if any(peer.method == "forward" for cls in type(module).__mro__ for peer in peers_of(cls)):
+                parts.update(module.modules())
+
+
+def _backend(peer: Peer, weight: Tensor) -> str:
+    """What a swapped module will run on, where its parameters are."""
+    chosen = backends.choose_kernels("auto", weight.device, weight.dtype)
+    if chosen == "cpu":
+        return f"C++, {backends.instruction_set()}"
+    if chosen == "triton":
+        return "Triton"
+    if weight.device.type == "cpu" and weight.dtype in backends.CPU_DTYPES:
+        return "plain PyTorch: the C++ library is not built"
+    return f"plain PyTorch: no kernel for {weight.dtype} on {weight.device.type}"
+
+
+def _measure(model: nn.Module, batch: Any) -> tuple[float, float]:
+    """Seconds of a forward and backward pass of the model, as it is and swapped: medians."""
+    models = copy.deepcopy(model), copy.deepcopy(model)
+    swap(models[1])
+    kind = next(model.parameters()).device.type
+    devices = [torch.device(kind, index) for index in range(torch.cuda.device_count())] if kind == "cuda" else []
+    seconds: tuple[list[float], list[float]] = ([], [])
+    with torch.enable_grad(), torch.random.fork_rng(devices=devices):
+        for _ in range(2 + _ROUNDS):
+            for each, found in zip(models, seconds, strict=True):
+                each.zero_grad()
+                start = time.perf_counter()
+                results = list(_differentiable(each(*batch) if isinstance(batch, tuple) else each(batch)))
+                if not results:
+                    raise ValueError("the model's output for this batch has no tensor that can be differentiated")
+                torch.autograd.backward(results, [torch.ones_like(result) for result in results])
+                if kind == "cuda":
+                    torch.cuda.synchronize()
+                found.append(time.perf_counter() - start)
+    before, after = (statistics.median(found[2:]) for found in seconds)  # without what is done once
+    return before, after
+
+
+def _differentiable(output: Any) -> Iterator[Tensor]:
+    if isinstance(output, Tensor):
+        if output.requires_grad:
+            yield output
+    elif isinstance(output, Mapping | list | tuple):
+        for each in output.values() if isinstance(output, Mapping) else output:
+            yield from _differentiable(each)
 
 
 def _swappable(module: nn.Module) -> tuple[Peer, type] | str | None:
@@ -87,7 +166,7 @@ def _swappable(module: nn.Module) -> tuple[Peer, type] | str | None:
     if not isinstance(found, Peer):
         return found
     try:
-        cls = swapped_class(type(module))  # type: ignore[arg-type]
+        cls = swapped_class(type(module), found)  # type: ignore[arg-type]
         object.__setattr__(object.__new__(type(module)), "__class__", cls)  # a class with __slots__ cannot be changed
     except Exception as error:  # a metaclass or __init_subclass__ of somebody else's
         return f"its class cannot be changed: {type(error).__name__}: {error}"
@@ -98,58 +177,63 @@ class Swapped(nn.Module):
     """What the classes of swapped modules have in common."""
 
     peer_class: type
+    peer: Peer
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
         # The generated class cannot be found by name: name the package's own and generate it again.
         reduced: Any = super().__reduce_ex__(max(int(protocol), 2))
         function, (cls, *arguments), *state = reduced
         assert cls is type(self)
-        return _new, (cls.peer_class, function, *arguments), *state
+        return _new, (cls.peer_class, cls.peer.formula.text, function, *arguments), *state
 
     def extra_repr(self) -> str:
         return ", ".join(filter(None, (super().extra_repr(), "on fastcross")))
 
 
-def _new(peer_class: type, function: Any, *arguments: Any) -> Any:
-    return function(swapped_class(peer_class), *arguments)
+def _new(peer_class: Any, formula: str, function: Any, *arguments: Any) -> Any:
+    peers = [peer for cls in peer_class.__mro__ for peer in peers_of(cls) if peer.formula.text == formula]
+    if not peers:
+        raise ValueError(f"{class_path(peer_class)} was swapped for {formula}, which is unknown here")
+    return function(swapped_class(peer_class, peers[0]), *arguments)
 
 
 @functools.cache
-def swapped_class(peer_class: Any) -> Any:
+def swapped_class(peer_class: Any, peer: Peer) -> Any:
     """The subclass of a package's class (or of a user's subclass of it) that runs on these operators."""
-    peer = next(peer for cls in peer_class.__mro__ for peer in peers_of(cls) if peer.formula.operator)
-    formula: Any = peer.formula
     original = getattr(peer_class, peer.method)
     _, argument, *_ = inspect.signature(original).parameters
 
     @functools.wraps(original)
     def method(self: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        x0: Any = args[0] if args else kwargs.get(argument)
-        parameters = peer.parameters(self)
-        if len(args) + len(kwargs) != 1 or not _takes(peer, x0, *parameters.values()):
+        given: Any = args[0] if args else kwargs.get(argument)
+        # An FX proxy is no tensor; a TorchScript trace cannot hold the autograd Function.
+        if len(args) + len(kwargs) != 1 or not isinstance(given, Tensor) or torch.jit.is_tracing():
+            return original(self, *args, **kwargs)
+        x0, parameters = peer.prepare(given), peer.parameters(self)
+        if not _takes(peer, x0, parameters):
             return original(self, *args, **kwargs)
         # Under autocast the package adds a half-precision product to a float32 bias, and returns float32.
-        return formula.operator(x0.to(parameters["bias"].dtype), **parameters)
+        return peer.finish(self, peer.formula(x0.to(parameters["bias"].dtype), parameters))
 
     # The package's own name, since some look modules up by it.
     names = {name: getattr(peer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(peer_class.__name__, (Swapped, peer_class), {**names, "peer_class": peer_class, peer.method: method})
+    members = {**names, "peer_class": peer_class, "peer": peer, peer.method: method}
+    return type(peer_class.__name__, (Swapped, peer_class), members)
 
 
-def _takes(peer: Peer, x0: Any, *parameters: Tensor) -> bool:
+def _takes(peer: Peer, x0: Tensor, parameters: Mapping[str, Tensor]) -> bool:
     """Whether the operator and the package agree on this input; anything else, errors included, is the package's."""
-    # An FX proxy is no tensor; a TorchScript trace cannot hold the autograd Function.
-    if not isinstance(x0, Tensor) or torch.jit.is_tracing():
+    if any(hasattr(tensor, "__tensor_flatten__") for tensor in (x0, *parameters.values())):  # a DTensor, …
         return False
-    if any(hasattr(tensor, "__tensor_flatten__") for tensor in (x0, *parameters)):  # a DTensor, a nested tensor, …
-        return False
-    weight = parameters[0]
-    if x0.dim() < 1 or x0.shape[-1] != weight.shape[1] or x0.device != weight.device:
+    bias = parameters["bias"]
+    if x0.dim() < 1 or x0.shape[-1] != bias.shape[1] or x0.device != bias.device:
         return False
     if x0.dim() != 2 and not peer.leading_dimensions:
         return False
-    if all(parameter.dtype == x0.dtype for parameter in parameters):
+    if torch.is_autocast_enabled(x0.device.type) and not peer.formula.autocast:
+        return False
+    if all(parameter.dtype == x0.dtype for parameter in parameters.values()):
         return True
     is_half = x0.dtype in (torch.float16, torch.bfloat16)
-    in_single = all(parameter.dtype == torch.float32 for parameter in parameters)
+    in_single = all(parameter.dtype == torch.float32 for parameter in parameters.values())
     return is_half and in_single and torch.is_autocast_enabled(x0.device.type)

@@ -3,9 +3,9 @@
 A module is known by the path of its class, by its registered parameters and by a proof: its own code is run once on
 random numbers in float64. What runs is not the module but its skeleton: a fresh object of the same class, with fresh
 parameters under the same names and copies of its plain attributes. Everything else that the module holds (buffers,
-other modules, hooks, other objects) is absent, and code that asks for it fails. So nothing that runs here can reach the
-module or what it refers to, layers that share a module or a parameter stay as they are, and whatever is left is bit for
-bit what it was.
+other modules, hooks, other objects) is absent, and code that asks for it fails; PyTorch's own activations have no
+state, and are there. So nothing that runs here can reach the module or what it refers to, layers that share a module or
+a parameter stay as they are, and whatever is left is bit for bit what it was.
 """
 
 import re
@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules import module as torch_module
 
 from fastcross.layers.peers import LOOKS_LIKE, PEERS, Formula, Peer
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-_ROWS = 3
+_ACTIVATIONS = (torch.relu, torch.tanh, functional.relu, functional.tanh)
+_ACTIVATION_MODULES = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.Softmax, nn.Identity)
 
 
 def class_path(cls: type) -> str:
@@ -27,8 +29,8 @@ def class_path(cls: type) -> str:
 
 def peers_of(cls: type) -> list[Peer]:
     """What fastcross knows of a class itself, not of those that it is derived from."""
-    path = class_path(cls)
-    return [peer for peer in PEERS if peer.path == path]
+    path = f".{class_path(cls)}"
+    return [peer for peer in PEERS if path.endswith(f".{peer.path}")]
 
 
 def recognise(module: nn.Module) -> Peer | str | None:
@@ -38,8 +40,9 @@ def recognise(module: nn.Module) -> Peer | str | None:
         return "compiled to TorchScript, which fixes its code; swap before scripting" if looks_like else None
     for cls in _own_classes(module):
         if peers := peers_of(cls):
-            peer = next((peer for peer in peers if _misfit(module, peer) is None), peers[0])
-            return _reason_to_leave(module, cls, peer) or peer
+            fitting = [peer for peer in peers if _misfit(module, peer) is None] or peers[:1]
+            reasons = [_reason_to_leave(module, cls, peer) for peer in fitting]
+            return fitting[reasons.index(None)] if None in reasons else reasons[0]
     name = class_path(type(module))
     if name.startswith("fastcross."):
         return None
@@ -51,7 +54,8 @@ def cross_parameters(module: nn.Module, formula: Formula) -> dict[str, Tensor]:
     peer = recognise(module)
     if isinstance(peer, Peer) and peer.formula is formula:
         return peer.parameters(module)
-    reason = f": {peer}" if isinstance(peer, str) else ""
+    what = peer.formula.text if isinstance(peer, Peer) else peer
+    reason = f": {what}" if what else ""
     raise TypeError(f"no cross network of a package that fastcross knows: {class_path(type(module))}{reason}")
 
 
@@ -66,8 +70,6 @@ def _own_classes(module: nn.Module) -> list[type]:
 
 
 def _reason_to_leave(module: nn.Module, cls: type, peer: Peer) -> str | None:
-    if peer.formula.operator is None:
-        return peer.formula.text
     if peer.method in vars(module):
         return f"this instance has its own {peer.method}"
     defined_by = next((c for c in _own_classes(module) if peer.method in vars(c)), None)
@@ -78,10 +80,10 @@ def _reason_to_leave(module: nn.Module, cls: type, peer: Peer) -> str | None:
     sizes = cross_sizes(module, peer)
     if peer.method == "forward":
         names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
-        if extra := sorted(names - set(peer.state_keys(sizes["L"]))):
+        if extra := sorted(names - set(peer.state_keys(sizes))):
             return f"unexpected parameters: {', '.join(extra)}"
-        if _hooks_on_parts(module, peer):
-            return "a hook on one of its parts would no longer run"
+    if _hooks_on_parts(module, peer):
+        return "a hook on one of its parts would no longer run"
     return _difference(module, cls, peer, sizes)
 
 
@@ -97,9 +99,11 @@ def _misfit(module: nn.Module, peer: Peer) -> str | None:
 
 
 def _on_meta(module: nn.Module, key: str) -> Tensor | list[Tensor]:
-    names = [key.format(layer) for layer in range(_count_layers(module, key))] if "{}" in key else [key]
+    own = key.removesuffix(".mT")
+    names = [own.format(layer) for layer in range(_count_layers(module, key))] if "{}" in key else [own]
     found = [_registered(module, name) for name in names]
     tensors = [torch.empty(t.shape, dtype=t.dtype, device="meta") for t in found]
+    tensors = [t.mT for t in tensors] if key != own else tensors
     return tensors if "{}" in key else tensors[0]
 
 
@@ -115,8 +119,14 @@ def _count_layers(module: nn.Module, key: str) -> int:
 
 
 def _hooks_on_parts(module: nn.Module, peer: Peer) -> bool:
-    parts = [part for part in module.modules() if part is not module]
-    calls_parts = any("{}." in key for key in peer.keys.values())
+    containers = {key.partition(".")[0] for key in peer.keys.values()}
+    owners = [
+        part
+        for name, part in module.named_children()
+        if peer.method == "forward" or name in containers or type(part) in _ACTIVATION_MODULES
+    ]
+    parts = [part for owner in owners for part in owner.modules()]
+    calls_parts = any(not isinstance(part, nn.ParameterList | nn.ModuleList) for part in parts)
     # Global hooks run for every module that is called: torch keeps no public way to ask whether there are any.
     any_global = getattr(torch_module, "_has_any_global_hook", bool)
     return (calls_parts and any_global()) or any(
@@ -127,29 +137,31 @@ def _hooks_on_parts(module: nn.Module, peer: Peer) -> bool:
 
 def _difference(module: nn.Module, cls: type, peer: Peer, sizes: dict[str, int]) -> str | None:
     """Why the module's own code is not the formula: another version of a package may compute something else."""
-    assert peer.formula.operator is not None
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
-        numbers = torch.randn(shape, dtype=torch.float64, generator=generator, device="cpu")
-        return numbers * sizes["d"] ** -0.5
+        return torch.randn(shape, dtype=torch.float64, generator=generator, device="cpu")
 
     # A default device, autocast or a gradient mode of the caller must not decide; nor may its random state change.
     with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.no_grad(), torch.random.fork_rng(devices=()):
-        x0 = random(_ROWS, sizes["d"])
-        parameters = {name: random(*(sizes[s] for s in symbols)) for name, symbols in peer.formula.shapes.items()}
-        expected = peer.formula.operator(x0, **parameters, backend="torch")
+        shapes = {name: [sizes.get(s) or int(s) for s in symbols] for name, symbols in peer.formula.shapes.items()}
+        # Sums of about 1: an activation bends them.
+        parameters = {name: random(*shape) * shape[-1] ** -0.5 for name, shape in shapes.items()}
         try:
-            values: dict[str, Tensor] = {}
+            values = {name: random(*_registered(module, name).shape) for name in peer.head}
             for name, key in peer.keys.items():
-                whole = parameters[name]
-                rows = {key.format(layer): each for layer, each in enumerate(whole)} if "{}" in key else {key: whole}
-                values |= {own: each.reshape(_registered(module, own).shape) for own, each in rows.items()}
-            for training in (True, False):
+                whole = parameters[name].mT if key.endswith(".mT") else parameters[name]
+                for index, own in enumerate(peer.keys_of(name, len(parameters[name]))):
+                    values[own] = (whole[index] if "{}" in key else whole).reshape(_registered(module, own).shape)
+            for rows, training in ((3, True), (3, False), (1, False)):
+                x0 = random(rows, sizes["d"])
+                expected = peer.formula(peer.prepare(x0), parameters, backend="torch")
+                expected = peer.finish(_skeleton(module, values, training), expected)
                 theirs = getattr(cls, peer.method)(_skeleton(module, values, training), x0.clone())
                 if theirs.shape != expected.shape:
-                    return f"it does not compute {peer.formula.text}: its output is {tuple(theirs.shape)}, not (B, d)"
-                error = (theirs - expected).abs().max().item()
+                    got, needed = tuple(theirs.shape), tuple(expected.shape)
+                    return f"it does not compute {peer.formula.text}: its output is {got}, not {needed}"
+                error = ((theirs - expected).abs().max() / expected.abs().max()).item()
                 if not error < 1e-9:
                     return f"it does not compute {peer.formula.text}: off by {error:.2g} on a small input"
         except Exception as failure:  # whatever another package's code may raise
@@ -196,7 +208,7 @@ def _skeleton(module: nn.Module, values: dict[str, Tensor], training: bool) -> A
         kind[name] = None if value is None else _Absent(name)
     for name, part in module._modules.items():
         inner = {key.removeprefix(f"{name}."): v for key, v in values.items() if key.startswith(f"{name}.")}
-        if part is not None and inner:
+        if part is not None and (inner or type(part) in _ACTIVATION_MODULES):
             skeleton._modules[name] = _skeleton(part, inner, training)
         else:
             skeleton._modules[name] = None if part is None else _Absent(name)
@@ -208,7 +220,7 @@ def _skeleton(module: nn.Module, values: dict[str, Tensor], training: bool) -> A
 
 def _plain(value: Any, name: str) -> Any:
     """A copy of a plain value; anything else might be changed, or decide what is computed, and is absent."""
-    if type(value) in _PLAIN:
+    if type(value) in _PLAIN or any(value is function for function in _ACTIVATIONS):
         return value
     if type(value) in (list, tuple, set):
         return type(value)(_plain(each, name) for each in value)

@@ -18,9 +18,8 @@ def parts(network):
 
 
 def linears(network):
-    return [
-        each for each in network.modules() if type(each) is nn.Linear and each.out_features == 1 and each.bias is None
-    ]
+    """Those that the layers hold."""
+    return [each for container in parts(network) for each in container.modules() if type(each) is nn.Linear]
 
 
 @change

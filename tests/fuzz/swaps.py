@@ -12,17 +12,12 @@ from torch import nn
 import fastcross
 from fastcross.interop.swap import Swapped
 
-PACKAGES = {
-    "deepctr": "deepctr_torch",
-    "torchrec": "torchrec",
-    "fuxictr": "fuxictr",
-    "torchfm": "torchfm",
-    "tzrec": None,
-}
+PACKAGES = {"deepctr": "deepctr_torch"}  # others by the builder's first word
 BUILDERS = [
-    getattr(peer_modules, name)
-    for name, package in (PACKAGES | {"recbole": "recbole"}).items()
-    if package is None or importlib.util.find_spec(package)
+    build
+    for build in peer_modules.BUILDERS
+    if build in peer_modules.STAND_INS
+    or importlib.util.find_spec(PACKAGES.get(name := build.__name__.partition("_")[0], name))
 ]
 
 

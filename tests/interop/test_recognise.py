@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from peer_modules import deepctr, fuxictr, torchfm, torchrec, tzrec, with_gradients
+from peer_modules import deepctr, deepctr_matrix, fuxictr, torchfm, torchrec, tzrec, with_gradients
 from snapshot import assert_left, snapshot
 from torch import nn
 from torch.nn.utils import parametrizations, prune
@@ -172,29 +172,43 @@ def test_numbers_that_are_not_real(dtype):
 def test_anywhere_in_a_model_and_what_is_left():
     interactions = pytest.importorskip("fuxictr.pytorch.layers.interactions.cross_net")
     crossnet = pytest.importorskip("torchrec.modules.crossnet")
-    deepctr_layers = pytest.importorskip("deepctr_torch.layers.interaction")
     model = nn.ModuleDict(
         {
             "loss": nn.CrossEntropyLoss(),
             "native": fastcross.CrossNetwork(4, 2),
             "nested": nn.Sequential(nn.Linear(4, 4), nn.Sequential(torchfm(4, 2), fuxictr(4, 1))),
-            "matrix": deepctr_layers.CrossNet(4, 2, parameterization="matrix"),
-            "matrix1": deepctr_layers.CrossNet(1, 2, parameterization="matrix"),
-            "full": crossnet.CrossNet(4, 2),
-            "low": crossnet.LowRankCrossNet(4, 2),
-            "mixture": crossnet.LowRankMixtureCrossNet(4, 2),
-            "experts": deepctr_layers.CrossNetMix(4),
-            "v2": interactions.CrossNetV2(4, 2),
+            "v2": deepctr_matrix(4, 2),
+            "one": deepctr_matrix(1, 2),
+            "other": crossnet.LowRankMixtureCrossNet(4, 2, activation=torch.sin),
+            "edcn": nn.ModuleList([interactions.CrossInteraction(4)]),
+            "fcn": looks_like("src.DCNv3", "ExponentialCrossNetwork"),
+            "gated": looks_like("mine", "GateCrossLayer"),
+            "experts": looks_like("mine", "CrossNetMix"),
+            "low": looks_like("mine", "CrossV2"),
+            "matrix": looks_like("mine", "FeatureCross"),
+            "mine": looks_like("mine", "CrossLayer"),
         }
     )
     report = fastcross.swap(model)
-    assert [entry.name for entry in report.swapped] == ["nested.1.0", "nested.1.1"]
+    assert [entry.name for entry in report.swapped] == ["nested.1.0", "nested.1.1", "v2", "one"]
     notes = {entry.name: entry.note for entry in report.left}
-    assert list(notes) == ["matrix", "matrix1", "full", "low", "mixture", "experts", "v2"]
-    assert all("matrices" in notes[name] for name in ("matrix", "full", "low", "v2"))
-    assert "does not compute" in notes["matrix1"]
-    assert all("mixture" in notes[name] for name in ("mixture", "experts"))
-    assert "left mixture (torchrec.modules.crossnet.LowRankMixtureCrossNet): mixture" in str(report)
+    expected = {
+        "other": "it uses _activation",
+        "edcn.0": "nothing to gain",
+        "fcn": "dropout between the layers",
+        "gated": "gated",
+        "experts": "mixture",
+        "low": "low-rank",
+        "matrix": "matrices",
+        "mine": "no class of a package that fastcross knows",
+    }
+    assert list(notes) == list(expected)
+    assert all(text in notes[name] for name, text in expected.items())
+    assert "left edcn.0 (fuxictr.pytorch.layers.interactions.cross_net.CrossInteraction): x0" in str(report)
+
+
+def looks_like(package, name):
+    return type(name, (nn.Module,), {"__module__": package, "__qualname__": name})()
 
 
 def test_nothing_to_swap():

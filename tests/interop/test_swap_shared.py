@@ -14,8 +14,9 @@ from fastcross.interop.swap import Swapped
 
 def layers(network, which):
     """What holds the network's weights or biases: a list of modules or parameters, or one parameter."""
-    names = ("w", "cross_layer_w", "kernels") if which == "weight" else ("b", "cross_layer_b", "bias")
-    return next(getattr(network, name) for name in ("cross_net", *names) if hasattr(network, name))
+    names = ("w", "cross_layer_w", "cross_layer_v", "kernels", "V_kernels", "V_list", "v_kernels")
+    names = names if which == "weight" else ("b", "cross_layer_b", "bias", "v_kernels")
+    return next(getattr(network, name) for name in ("cross_net", "cross_layers", *names) if hasattr(network, name))
 
 
 def share_all(network):
