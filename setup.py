@@ -40,9 +40,10 @@ class BuildKernels(build_ext):
     def build_extension(self, extension):
         """One library: the bindings, and the kernels once per instruction set."""
         torch = Path(find_spec("torch").submodule_search_locations[0])
-        kernels = [str(file) for file in sorted(CPU.glob("*.cpp")) if file.name != "bindings.cpp"]
+        bindings = [str(file) for file in sorted(CPU.glob("bindings_*.cpp"))]
+        kernels = [str(file) for file in sorted(CPU.glob("*.cpp")) if str(file) not in bindings]
         objects = self.compiler.compile(
-            [str(CPU / "bindings.cpp")],
+            bindings,
             output_dir=self.build_temp,
             include_dirs=[str(torch / "include")],
             extra_postargs=[*FLAGS, LEAST_TORCH],

@@ -1,4 +1,4 @@
-// What the kernels are given: addresses, sizes and strides, all of them checked by bindings.cpp. Nothing here knows torch.
+// What the kernels are given: addresses, sizes and strides, all of them checked by the bindings. Nothing here knows torch.
 #pragma once
 #include <cstdint>
 
@@ -46,10 +46,10 @@ struct Product {  // of x0 and what a GEMM gave: steps of DCN-V2's layers
 struct Experts {  // K of rank r: what they give, weighed
   Type type;
   int64_t M, K, r;
-  void *h, *dh;     // (K, M, r)
-  Rows q;           // (M, K r); backward its gradient
-  Rows logits;      // (M, K); null: of a single expert
-  Rows dlogits;     // (M, K) or null
+  void *h, *dh;      // (K, M, r)
+  Rows q;            // (M, K r); backward its gradient
+  Rows logits;       // (M, K); null: of a single expert
+  Rows dlogits;      // (M, K) or null
   const void* bias;  // (K,) or null
   Activation f;
 };
