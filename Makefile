@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 FLOORS := .venv-floors
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test fuzz lint floors bench report bench-check static clean
+.PHONY: help demo test fuzz sanitize lint floors bench report bench-check static clean
 
 help:
 	@echo "make demo         train DCN and a DNN on a generated click log, beside the best possible logloss"
 	@echo "make test         lint, types and all tests"
 	@echo "make fuzz         five minutes of hostile use at random: operators, swaps, damaged files, kills"
+	@echo "make sanitize     the C++ kernels' tests and a minute of fuzzing with address and undefined-behaviour checks"
 	@echo "make floors       a smoke set with the oldest versions that pyproject.toml admits, in .venv-floors"
 	@echo "make bench        three runs of the benchmarks, against the peers' own packages, into benchmarks/results/"
 	@echo "make report       tables and figures of these runs, into README.md and docs/"
@@ -28,14 +29,32 @@ test: $(VENV)/.developer lint
 fuzz: $(VENV)/.developer
 	$(BIN)/python tests/fuzz --minutes $(or $(MINUTES),5)
 
+# Python is not instrumented, so the checks come before it, and libstdc++ with them, which the kernels throw with.
+# A package of its own under build/, which the tests import: the normal library stays as it is.
+SANITIZED := build/sanitized/lib
+CHECKS := -fsanitize=address,undefined -fno-sanitize=null
+UNDER_CHECKS := LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" \
+	ASAN_OPTIONS=detect_leaks=0 PYTHONPATH=$(abspath $(SANITIZED)) $(BIN)/python -P
+
+sanitize: $(VENV)/.developer
+	CXXFLAGS="-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all $(CHECKS)" LDFLAGS="$(CHECKS)" \
+		$(BIN)/python setup.py -q build --build-base build/sanitized --build-lib $(SANITIZED)
+	$(UNDER_CHECKS) -m pytest -o pythonpath=tests tests/ops tests/layers/test_embedding.py tests/test_optim*.py \
+		tests/kernels/test_cpu.py
+	$(UNDER_CHECKS) tests/fuzz --minutes 1 --only operators,embedding,optimiser
+
 lint: $(VENV)/.developer
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror kernels/cpu/*.cpp kernels/cpu/*.h
 
-floors: $(FLOORS)/.done
+# The library that the oldest PyTorch builds, and then the one that the newest builds.
+floors: $(FLOORS)/.done $(VENV)/.user
+	$(FLOORS)/bin/python setup.py -q build_ext --inplace
 	$(FLOORS)/bin/python -m pytest tests/test_floors.py tests/ops/test_operators.py
+	$(BIN)/python setup.py -q build_ext --inplace
+	$(FLOORS)/bin/python -m pytest tests/ops/test_operators.py
 
 bench: $(VENV)/.developer
 	$(BIN)/python -m benchmarks.run --runs 3
