@@ -32,6 +32,7 @@ class Contestant:
 
 OURS = Contestant("fastcross")
 CLOSED_FORM = Contestant("closed form", backend="torch")
+PLAIN = Contestant("plain PyTorch", backend="torch")
 EAGER = Contestant("eager loop", backend="reference")
 COMPILED = Contestant("torch.compile", backend="reference", compiled=True)
 GRAPHS = (

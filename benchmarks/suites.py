@@ -17,6 +17,7 @@ from benchmarks.contestants import (
     FUXICTR,
     OURS,
     PEERS,
+    PLAIN,
     TORCHFM,
     WHOLE_TABLE_ADAM,
     Contestant,
@@ -48,6 +49,20 @@ LOGITS = Operator(
     (("x0", "Bd"), ("w", "Ld"), ("b", "Ld"), ("v", "Cd")), "BC", (1, 0), (1, 1), (FUXICTR,), tail="v",
 )  # fmt: skip
 OPERATORS = (LAYER, NETWORK, LOGITS)
+
+# DCN-V2's layers and GDCN's: GEMMs rule, so the traffic of x0 and its result is a bound that nobody comes near.
+FAMILY = (
+    Operator("cross_matrix", "DCN-V2", (("x0", "Bd"), ("w", "Ldd"), ("b", "Ld")), "Bd", (1, 1), (2, 1)),
+    Operator(
+        "cross_low_rank", "DCN-V2, low rank",
+        (("x0", "Bd"), ("u", "Ldr"), ("v", "Lrd"), ("b", "Ld")), "Bd", (1, 1), (2, 1),
+    ),
+    Operator(
+        "cross_mixture", "DCN-V2, a mixture of experts",
+        (("x0", "Bd"), ("u", "LKdr"), ("c", "LKrr"), ("v", "LKrd"), ("b", "Ld"), ("gate", "Kd")), "Bd", (1, 1), (2, 1),
+    ),
+    Operator("cross_gated", "GDCN", (("x0", "Bd"), ("w", "Ldd"), ("g", "Ldd"), ("b", "Ld")), "Bd", (1, 1), (2, 1)),
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -134,6 +149,15 @@ SUITES = (
         figures=("roofline",),
     ),
     *(operator_suite(operator) for operator in OPERATORS if operator != NETWORK),
+    Suite(
+        "cross_family",
+        "DCN-V2's layers: d = 429, 3 layers, rank 64, 4 experts, a batch of 4096, forward and backward",
+        cases([Problem(operator, 4096, 429, 3) for operator in FAMILY], (OURS, PLAIN, EAGER, COMPILED), 2.0),
+        text=(
+            "The eager loop is the papers' equation, a product with each weight as it stands; `plain PyTorch` is the same"
+            ' in the fewest GEMMs (`backend="torch"`), what a rewrite of the packages\' code gains.'
+        ),
+    ),
     Suite(
         "cross_network_batch",
         "The network against the batch size, forward and backward; d = 390 and 3 layers, the usual ones for Criteo",

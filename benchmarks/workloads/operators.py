@@ -28,7 +28,7 @@ Traffic = tuple[int, int]  # reads and writes of a (B, d) tensor
 class Operator:
     """One of fastcross's operators, as fastcross.NAME and fastcross.reference.NAME.
 
-    Sizes are written as in the paper: B rows, d features, L layers, C outputs.
+    Sizes are written as in the papers: B rows, d features, L layers, C outputs, rank r, K experts.
     """
 
     name: str
@@ -61,6 +61,8 @@ class Problem:
     backward: bool = True
     latency: bool = False
     outputs: int = 1
+    rank: int = 64
+    experts: int = 4
 
     def __str__(self) -> str:
         kind = "forward + backward" if self.backward else "forward"
@@ -83,7 +85,8 @@ class Problem:
         return getattr(torch, self.dtype)
 
     def _shape(self, sizes: str) -> list[int]:
-        return [{"B": self.rows, "d": self.d, "L": self.layers, "C": self.outputs}[size] for size in sizes]
+        named = {"B": self.rows, "d": self.d, "L": self.layers, "C": self.outputs, "r": self.rank, "K": self.experts}
+        return [named[size] for size in sizes]
 
     @functools.cached_property
     def operands(self) -> dict[str, Tensor]:
