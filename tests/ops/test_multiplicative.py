@@ -34,8 +34,8 @@ def expected(case):
 
 
 def assert_right(case, tensors, backend):
-    """The rule, with sixteen units in the last place: a gate's gradients are few numbers, and differences of sums."""
-    assert_as_good_as_eager(case.operator, tensors, backend, gradient(tensors[0]), 16, **case.options)
+    """The rule, with 32 units in the last place: a gate's gradients are few numbers, and differences of larger sums."""
+    assert_as_good_as_eager(case.operator, tensors, backend, gradient(tensors[0]), 32, **case.options)
 
 
 def without_none(function, tensors):
@@ -283,7 +283,7 @@ HALF = torch.randn(3, 2, 4), B, torch.randn(3, 2), torch.randn(3, 2)
         (lambda: fastcross.cross_low_rank(X0, V, U), ValueError, ["d = 4", "(3, 2, 4)", "(6, 4)"]),
         (lambda: fastcross.cross_low_rank(X0, U, V, activation="gelu"), ValueError, ["'tanh'", "'gelu'"]),
         (lambda: fastcross.cross_mixture(X0, *EXPERTS, None), ValueError, ["one expert", "(3, 5, 4, 2)"]),
-        (lambda: fastcross.cross_mixture(X0, *EXPERTS, B[:, :3]), ValueError, ["d = 4", "(3, 3)"]),
+        (lambda: fastcross.cross_mixture(X0, *EXPERTS, B[:, :3]), ValueError, ["K = 5", "(3, 3)"]),
         (lambda: fastcross.cross_mixture(X0, *EXPERTS, W), ValueError, ["K = 5", "(3, 4, 4)", "(3, 5, 4, 2)"]),
         (lambda: fastcross.cross_gated(X0, W, W[:2]), ValueError, ["L = 3", "(2, 4, 4)", "(3, 4, 4)"]),
         (lambda: fastcross.cross_fcn(X0, HALF[0][:, :, :3], *HALF[1:]), ValueError, ["d = 4", "(3, 2, 3)"]),
