@@ -152,7 +152,11 @@ SUITES = (
     Suite(
         "cross_family",
         "DCN-V2's layers: d = 429, 3 layers, rank 64, 4 experts, a batch of 4096, forward and backward",
-        cases([Problem(operator, 4096, 429, 3) for operator in FAMILY], (OURS, PLAIN, EAGER, COMPILED), 2.0),
+        tuple(
+            # The compiled gated layers' db is beyond the rule, by a twentieth.
+            Case(Problem(each, 4096, 429, 3), (OURS, PLAIN, EAGER) + (COMPILED,) * (each.name != "cross_gated"), 2.0)
+            for each in FAMILY
+        ),
         text=(
             "The eager loop is the papers' equation, a product with each weight as it stands; `plain PyTorch` the same"
             ' in the fewest GEMMs (`backend="torch"`), what a rewrite of the packages\' code gains.'
