@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("cpu")
 pytest.importorskip("pyarrow")
 TESTS = Path(__file__).parent
 
