@@ -34,8 +34,10 @@ def expected(case):
 
 
 def assert_right(case, tensors, backend):
-    """The rule, with 32 units in the last place: a gate's gradients are few numbers, and differences of larger sums."""
-    assert_as_good_as_eager(case.operator, tensors, backend, gradient(tensors[0]), 32, **case.options)
+    """The rule, with sixteen units in the last place; 32 for the mixture, whose gate adds up differences of sums:
+    with sixteen plain PyTorch was off by 1.21e-6 where 1.15e-6 were allowed."""
+    units = 32 if case.operator == "cross_mixture" else 16
+    assert_as_good_as_eager(case.operator, tensors, backend, gradient(tensors[0]), units, **case.options)
 
 
 def without_none(function, tensors):
