@@ -35,8 +35,7 @@ from fastcross.kernels.gpu import launchers
 from fastcross.kernels.gpu.launch import Hardware
 from fastcross.ops import backends
 from fastcross.training.config import TrainingConfig
-from fastcross.training.processes import ALONE
-from fastcross.training.step import Step
+from fastcross.training.step import ALONE, Step
 
 OURS, ALL = 16, 90  # launches of a step, at most
 FEATURES, DENSE, IDS = 26, 13, 1000

@@ -14,7 +14,7 @@ from fastcross.explain.explanation import Explanation, Speller, dense_edges, dri
 from fastcross.explain.explanation import explain as explain_model
 from fastcross.explain.page import driver_text, write_page
 from fastcross.models.dcn import DCN
-from fastcross.training.processes import describe_environment
+from fastcross.training.environment import describe_environment
 from fastcross.training.run_folder import Run, Trained, load_model
 
 if TYPE_CHECKING:

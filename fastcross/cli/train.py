@@ -15,11 +15,10 @@ from fastcross.distributed import choose_sharding, launch, max_restarts, restart
 from fastcross.extras import require
 from fastcross.models import MODELS
 from fastcross.training.config import GENERATED_ROWS, TrainingConfig
-from fastcross.training.experiment import Experiment, model_options, resume, run_name
+from fastcross.training.experiment import Dataset, Experiment, model_options, resume, run_name
 from fastcross.training.extension import extend as extend_run
-from fastcross.training.input import Dataset
 from fastcross.training.loop import Interrupted, Logger
-from fastcross.training.processes import ALONE, Processes
+from fastcross.training.step import ALONE, Processes
 
 KINDS = ("categorical", "dense", "multi", "datetime", "drop")
 PREPARATION = (

@@ -15,7 +15,7 @@ import torch.distributed.optim  # before there is a group: a default argument in
 from torch import Tensor
 
 from fastcross.distributed import restarts, under_torchrun
-from fastcross.training.processes import Processes
+from fastcross.training.step import Processes
 
 Group = TypeVar("Group", bound="ProcessGroup")
 TIMEOUT = timedelta(minutes=10)  # a rank that has waited so long for another gives up

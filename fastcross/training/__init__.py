@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Any
 from fastcross.training.config import TrainingConfig
 
 if TYPE_CHECKING:
-    from fastcross.training.experiment import Experiment, resume
-    from fastcross.training.input import Dataset
+    from fastcross.training.experiment import Dataset, Experiment, resume
     from fastcross.training.run_folder import load_model
 
 __all__ = ["Dataset", "Experiment", "TrainingConfig", "load_model", "resume"]
 
 # These need the packages of fastcross[train], which naming an option does not.
-_MODULES = {"Dataset": "input", "Experiment": "experiment", "resume": "experiment", "load_model": "run_folder"}
+_MODULES = {"Dataset": "experiment", "Experiment": "experiment", "resume": "experiment", "load_model": "run_folder"}
 
 
 def __getattr__(name: str) -> Any:

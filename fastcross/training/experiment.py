@@ -7,6 +7,10 @@ model = load_model("runs/first").model
 """
 
 import contextlib
+import hashlib
+import json
+import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -25,15 +29,17 @@ from fastcross.training.config import (
     EMBEDDINGS,
     GENERATED_LOG_OPTIONS,
     GENERATED_LOG_TRAINING,
+    GENERATED_ROWS,
     SHARDINGS,
     TrainingConfig,
     choose_device,
 )
-from fastcross.training.input import Dataset, Opened, Progress, Show
 from fastcross.training.loop import Callback, Trainer
-from fastcross.training.processes import ALONE, Processes
 from fastcross.training.run_folder import Run, read_json, working_in, write_json
+from fastcross.training.step import ALONE, Processes, Show
 
+Progress = Callable[[str, int, int], None]  # stage, done, total
+Opened = tuple[Cache, Mapping[str, float]]  # and the best possible logloss of each part, where it is known
 SHARDED_MODELS = ("dcn", "dnn")  # those whose tables TorchRec can divide
 SHARDED_OPTIMIZERS = ("adam", "sgd")
 OF_DATA = (
@@ -45,6 +51,81 @@ OF_DATA = (
     "label_mean",
     "label_deviation",
 )
+
+
+def user_folder() -> Path:
+    """Where prepared data is kept unless another folder is named."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastcross"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Rows, and how they are prepared.
+
+    Args:
+        files: a cache, or files to prepare; none for a generated click log, whose best possible logloss is known.
+        cache: where to keep what is prepared; None for a folder of the user's own.
+        preparation: arguments of :func:`fastcross.data.prepare`; those that are not given are left to it.
+        rows: of the generated log.
+    """
+
+    files: tuple[str, ...] = ()
+    cache: str | None = None
+    preparation: Mapping[str, Any] = field(default_factory=dict)
+    rows: int = GENERATED_ROWS
+
+    def __post_init__(self) -> None:
+        files = (self.files,) if isinstance(self.files, str | os.PathLike) else self.files
+        object.__setattr__(self, "files", tuple(os.fspath(file) for file in files))
+
+    def open(self, show: Show | None = None, *, progress: Progress | None = None) -> Opened:
+        """The cache, made first if need be, and the best possible logloss of each of its parts, where known."""
+        show = show or (lambda line: None)
+        if not self.files:
+            return self._generate(show, progress)
+        if len(self.files) == 1 and Path(self.files[0]).is_dir():
+            return _shown(Cache.open(self.files[0]), show), {}
+        return self._prepare(show, progress), {}
+
+    def _generate(self, show: Show, progress: Progress | None) -> Opened:
+        from fastcross.data.generate import read_info, write_click_log  # needs pyarrow, which a cache does not
+
+        home = Path(self.cache) if self.cache else user_folder() / f"clicks-{self.rows}-{__version__}"
+        home.mkdir(parents=True, exist_ok=True)
+        log = home / "clicks.txt"
+        if not log.exists() or not read_info(log):
+            show(f"generating a click log of {self.rows:,} rows with planted crosses: {log}")
+            write_click_log(log, self.rows)
+        info = read_info(log)
+        assert info is not None
+        options = {"format": "criteo", "split": info.split}
+        cache = Dataset((str(log),), str(home / "cache"), options)._prepare(show, progress)
+        known = info.bayes_logloss_parts.items()
+        return cache, {part: value for part, value in known if math.isfinite(value)}  # a part may have no rows
+
+    def _prepare(self, show: Show, progress: Progress | None) -> Cache:
+        """`prepare` itself sees whether the cache is there and up to date."""
+        from fastcross.data import prepare
+
+        folder = self.cache or self._folder()
+        cache = prepare(self.files, folder, progress=progress or False, **self.preparation)
+        return _shown(cache, show)
+
+    def _folder(self) -> str:
+        """One for these files under these options."""
+        paths = [str(Path(file).resolve()) for file in self.files]
+        key = json.dumps([paths, dict(self.preparation)], sort_keys=True, default=str)
+        name = f"{Path(self.files[0]).name.split('.')[0]}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        return str(user_folder() / name)
+
+
+def _shown(cache: Cache, show: Show) -> Cache:
+    """What was made of the data, at every training: a column that was taken for the wrong kind costs accuracy."""
+    show(f"data: {cache.path}\n{cache.report}")
+    skipped = cache.manifest["skipped"]
+    if skipped["rows"]:
+        show(f"skipped {skipped['rows']:,} bad rows, such as: {skipped['examples'][0]}")
+    return cache
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from fastcross.files import building
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.config import TrainingConfig
-from fastcross.training.experiment import Experiment, resume
-from fastcross.training.input import Dataset, Progress, Show
+from fastcross.training.experiment import Dataset, Experiment, Progress, resume
 from fastcross.training.loop import Trainer
 from fastcross.training.run_folder import FILES, LEFTOVER, LOCK, Run, Trained, load_model, working_in
+from fastcross.training.step import Show
 
 OWN = (*FILES, "encoder", LOCK)
 

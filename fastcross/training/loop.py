@@ -23,11 +23,21 @@ from fastcross.data import Batch, Cache
 from fastcross.extras import needs
 from fastcross.models.base import Model
 from fastcross.training.config import TrainingConfig, learning_rate
-from fastcross.training.input import Show, check_labels, read_ahead, read_directly, read_from
 from fastcross.training.metrics import choose_monitor, evaluate
-from fastcross.training.processes import ALONE, Processes, make_optimizer
 from fastcross.training.run_folder import History, Run
-from fastcross.training.step import CapturedStep, DivergenceCheck, Step, captured_step
+from fastcross.training.step import (
+    ALONE,
+    CapturedStep,
+    DivergenceCheck,
+    Processes,
+    Show,
+    Step,
+    captured_step,
+    make_optimizer,
+    read_ahead,
+    read_directly,
+    read_from,
+)
 
 
 class Interrupted(Exception):
@@ -265,6 +275,31 @@ class Trainer:
 
 
 _COUNTERS = ("step", "best_step", "best", "stale", "decays", "seconds", "history")
+
+
+def check_labels(cache: Cache, show: Show | None = None) -> None:
+    """Raise ValueError where all training rows have one label; say so of validation rows, which then have no AUC."""
+    if cache.schema.task == "regression":
+        return  # `prepare` has seen that it varies
+    labels = _first_labels(cache, "train")
+    if len(labels) < 2:
+        rows = cache.sizes["train"]
+        raise ValueError(
+            f"there is nothing to learn: all {rows:,} training rows of {cache.path} have label {labels[0]:g}"
+        )
+    if show and cache.schema.task == "binary" and len(labels := _first_labels(cache, "validation")) == 1:
+        show(f"all {cache.sizes['validation']:,} validation rows have label {labels[0]:g}: they have no AUC")
+
+
+def _first_labels(cache: Cache, part: str) -> list[float]:
+    """The first two different labels of a part, if it has as many."""
+    found: set[float] = set()
+    for batch in cache.batches(part, 4096):
+        assert batch.label is not None
+        found |= set(batch.label.unique().tolist())
+        if len(found) > 1:
+            break
+    return sorted(found)[:2]
 
 
 class Signals:

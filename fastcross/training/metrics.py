@@ -17,8 +17,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from fastcross.data import Batch, Cache
 from fastcross.training.config import BETTER, MONITORED, TrainingConfig
-from fastcross.training.processes import ALONE, Processes
-from fastcross.training.step import NotFiniteError, raise_faults
+from fastcross.training.step import ALONE, NotFiniteError, Processes, raise_faults
 
 BATCH_SIZE = 4096  # nothing is kept for a backward pass, so batches may be larger than in training
 

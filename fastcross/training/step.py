@@ -1,4 +1,7 @@
-"""One step of training: a batch on the model's device turns into gradients, and these into other parameters.
+"""One step of training, of one process or several: a batch turns into gradients, and these into other parameters.
+
+A thread reads the next batch while the step before it runs. The batches are the same, in the same order. A training
+that stops leaves at most one batch that was read for nothing: where it goes on follows from its step number.
 
 Nothing in a step waits for the device, so on a GPU it is recorded once as a CUDA graph: its launches are then replayed
 by a single one.
@@ -14,8 +17,11 @@ A training that diverges is stopped: values that are not finite, or a loss that 
 """
 
 import math
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+import os
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,12 +30,129 @@ from fastcross.batch import Batch, Schema
 from fastcross.data import Cache
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.models.base import Model
-from fastcross.optim import Optimizer
-from fastcross.training.config import TrainingConfig
-from fastcross.training.input import Show
-from fastcross.training.processes import ALONE, Processes
+from fastcross.optim import Optimizer, configure
+from fastcross.training.config import CAPTURABLE, TrainingConfig, choose_device
+from fastcross.training.run_folder import Run
 
 WARM_UP = 3
+THREAD_NAME = "fastcross-input"
+Show = Callable[[str], None]
+
+
+class Processes:
+    """One process of ``size``, which calls each of these together with the others; the base class is alone."""
+
+    rank, size = 0, 1
+
+    def mean(self, value: Tensor) -> Tensor:
+        """The mean of the ranks' values."""
+        return value
+
+    def any(self, *flags: bool) -> tuple[bool, ...]:
+        """For each flag, whether it is set on any rank."""
+        return flags
+
+    def gather(self, rows: Tensor) -> Tensor:
+        """The rows of all ranks, one rank after the other."""
+        return rows
+
+    def share(self, value: Any) -> Any:
+        """What rank 0 has."""
+        return value
+
+    def place(
+        self, model: Model, config: TrainingConfig, *, device: str, sharding: str | None, embedding: str
+    ) -> tuple[Any, Optimizer]:
+        """The model where it is trained, and its optimiser."""
+        if sharding is not None:
+            raise ValueError(f"sharding {sharding!r} needs the processes of fastcross.distributed.sharding.join")
+        model = model.to(choose_device(device))
+        return model, make_optimizer(model, config)
+
+    def open_run(self, path: Path | str) -> Run:
+        """A run folder, to be written and read by all of them."""
+        return Run(path)
+
+
+ALONE = Processes()
+
+
+def make_optimizer(model: Model, config: TrainingConfig) -> Optimizer:
+    """The configuration's, for a model that is where it is trained: on a GPU one whose steps can be captured."""
+    on_gpu = next(model.parameters()).device.type == "cuda"
+    capturable = on_gpu and config.graph != "off" and config.optimizer in CAPTURABLE
+    return configure(model, lr=config.lr, name=config.optimizer, capturable=capturable)
+
+
+def read_from(
+    step: int, cache: Cache, config: TrainingConfig, processes: Processes, drop_last: bool
+) -> Iterator[Batch]:
+    """The training rows of step number ``step``, the first being 0, and those of all steps after it, without an end."""
+    steps_per_epoch = cache.num_batches("train", config.batch_size, drop_last=drop_last)
+    while True:
+        epoch, position = divmod(step, steps_per_epoch)
+        yield from cache.batches(
+            "train",
+            config.batch_size,
+            shuffle=True,
+            seed=config.seed,
+            epoch=epoch,
+            start=position,
+            drop_last=drop_last,
+            rank=processes.rank,
+            world_size=processes.size,
+        )
+        step += steps_per_epoch - position
+
+
+def read_ahead(batches: Iterator[Batch], device: torch.device) -> Generator[Batch, None, None]:
+    """The batches on ``device``, each read by a thread while the caller is busy with the one before.
+
+    What the reading raises is raised here, with its traceback. The thread ends with the batches, or when this generator
+    is closed or dropped. A process that was forked off has no such thread: there the generator raises.
+    """
+    process = os.getpid()
+    copies = _Copies(device) if device.type == "cuda" else None
+    with ThreadPoolExecutor(1, thread_name_prefix=THREAD_NAME) as reader:
+        upcoming = reader.submit(_read, batches, copies)
+        while (found := upcoming.result()) is not None:
+            upcoming = reader.submit(_read, batches, copies)
+            yield found.to(device) if copies is None else copies.receive(found)
+            if os.getpid() != process:
+                raise RuntimeError(f"batches are read by a thread of process {process}; got a call of {os.getpid()}")
+
+
+def read_directly(batches: Iterator[Batch], device: torch.device) -> Generator[Batch, None, None]:
+    """The batches on ``device``, each read when it is asked for."""
+    for batch in batches:
+        yield batch.to(device, non_blocking=True)
+
+
+def _read(batches: Iterator[Batch], copies: "_Copies | None") -> Any:
+    """In the thread: the next batch, on its way to the GPU; None after the last."""
+    batch = next(batches, None)
+    return batch if batch is None or copies is None else copies.send(batch)
+
+
+class _Copies:
+    """Copies to a GPU through pinned memory, on a stream of their own: beside the step, not after it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, self.stream = device, torch.cuda.Stream(device)
+
+    def send(self, batch: Batch) -> tuple[Batch, torch.cuda.Event]:
+        with torch.cuda.stream(self.stream):
+            # PyTorch keeps the pinned memory until the copies out of it are done.
+            copy = batch.map(lambda tensor: tensor.pin_memory().to(self.device, non_blocking=True))
+            return copy, self.stream.record_event()
+
+    def receive(self, sent: tuple[Batch, torch.cuda.Event]) -> Batch:
+        batch, copied = sent
+        current = torch.cuda.current_stream(self.device)
+        current.wait_event(copied)
+        for tensor in batch.tensors:  # or the next copy might take its memory while a step still reads it
+            tensor.record_stream(current)
+        return batch
 
 
 class Outcome(NamedTuple):

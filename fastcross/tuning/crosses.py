@@ -15,9 +15,9 @@ from fastcross.data import Cache
 from fastcross.explain.decomposition import pairs_of
 from fastcross.explain.explanation import CrossStrength, explain
 from fastcross.models.dcn import DCN
-from fastcross.training.experiment import Experiment
-from fastcross.training.input import Opened, Show
+from fastcross.training.experiment import Experiment, Opened
 from fastcross.training.run_folder import load_model
+from fastcross.training.step import Show
 
 ROWS_PER_BATCH, BATCHES = 1024, 1000  # about a million rows, drawn at random, tell a strength to a thousandth
 

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from fastcross.files import write_checked_json
-from fastcross.training.input import Opened, Show
+from fastcross.training.experiment import Opened
 from fastcross.training.run_folder import Run, RunInUse
-from fastcross.training.step import TrainingError
+from fastcross.training.step import Show, TrainingError
 from fastcross.tuning.space import chosen
 from fastcross.tuning.study import Record, Study, brief
 

@@ -11,7 +11,7 @@ from fastcross.data import DataError
 from fastcross.training import Dataset, Experiment, TrainingConfig, load_model, metrics, resume
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.experiment import model_options, run_name
-from fastcross.training.input import check_labels
+from fastcross.training.loop import check_labels
 from fastcross.training.metrics import evaluate
 from fastcross.training.run_folder import Run
 from tests.training.helpers import TINY, assert_same_weights, small_dcn

@@ -10,15 +10,24 @@ import torch
 from fastcross import optim
 from fastcross.batch import Batch, Schema
 from fastcross.models import MODELS
-from fastcross.training import input as training_input
 from fastcross.training import run_folder
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.config import CAPTURABLE, TrainingConfig
 from fastcross.training.experiment import Experiment
 from fastcross.training.loop import Trainer
-from fastcross.training.processes import ALONE, Processes
 from fastcross.training.run_folder import Run
-from fastcross.training.step import WARM_UP, CapturedStep, CudaGraphs, Outcome, TrainingError, captured_step, obstacle
+from fastcross.training.step import (
+    ALONE,
+    WARM_UP,
+    CapturedStep,
+    CudaGraphs,
+    Outcome,
+    Processes,
+    TrainingError,
+    _Copies,
+    captured_step,
+    obstacle,
+)
 from tests.training.helpers import assert_same_weights, small_dcn, tiny_experiment, weights
 from tests.training.recorded import capturable, replaying, train
 
@@ -221,7 +230,7 @@ def calls(monkeypatch):
 
 
 def test_a_batch_is_waited_for_by_the_stream_that_uses_it(calls):
-    copies = training_input._Copies(DEVICE)
+    copies = _Copies(DEVICE)
     sent = copies.send(Batch(torch.zeros(2, 1), torch.zeros(2, 1).long(), label=torch.zeros(2)))
     assert calls == ["on own", "pin", "pin", "pin", "own records", "off"]
     calls.clear()

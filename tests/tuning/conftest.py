@@ -5,8 +5,7 @@ import pytest
 from fastcross.data import prepare
 from fastcross.data.generate import write_click_log
 from fastcross.training.config import TrainingConfig
-from fastcross.training.experiment import Experiment
-from fastcross.training.input import Dataset
+from fastcross.training.experiment import Dataset, Experiment
 from fastcross.tuning.search import search, seeds
 from fastcross.tuning.study import Study
 

@@ -12,10 +12,9 @@ import torch
 
 from fastcross.batch import Bag, Batch
 from fastcross.training.config import TrainingConfig
-from fastcross.training.input import THREAD_NAME, read_ahead, read_directly
 from fastcross.training.loop import Interrupted, Trainer
 from fastcross.training.run_folder import Run
-from fastcross.training.step import TrainingError
+from fastcross.training.step import THREAD_NAME, TrainingError, read_ahead, read_directly
 from tests.training.helpers import assert_same_weights, small_dcn, weights
 
 CPU = torch.device("cpu")
