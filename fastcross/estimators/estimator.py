@@ -141,7 +141,7 @@ class Estimator(BaseEstimator):
             cache = self._prepare(X, y, sample_weight, eval_set, Path(folder) / "cache")
             if show:
                 show(cache.report)
-            result = plan.run(kept.path, show=show, opened=(cache, {}), curves=False)
+            result = plan.run(kept.path, show=show, opened=(cache, {}), curves=False, signals=False)
         kept.finish()
         self.run_, self.result_, self.report_ = kept, result, cache.report
 

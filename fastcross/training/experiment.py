@@ -222,6 +222,7 @@ class Experiment:
         opened: Opened | None = None,
         on_evaluation: Callable[[Mapping[str, float]], None] | None = None,
         curves: bool = True,
+        signals: bool = True,
         callbacks: Sequence[Callback] = (),
     ) -> dict[str, Any]:
         """Train in a new run folder; returns what its result.json holds.
@@ -234,6 +235,7 @@ class Experiment:
             opened: the experiment's data, where it is open already.
             on_evaluation: called with the metrics of each evaluation; what it raises ends the training there.
             curves: draw curves.png, which takes longer than a small training.
+            signals: end at SIGINT or SIGTERM with the state saved; False leaves signals to the caller.
             callbacks: told of evaluations, checkpoints and the end.
         """
         self.check()
@@ -269,6 +271,7 @@ class Experiment:
                 on_evaluation=on_evaluation,
                 callbacks=callbacks,
                 curves=curves,
+                signals=signals,
             ) as trainer:
                 if exists:
                     trainer.resume()

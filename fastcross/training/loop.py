@@ -40,7 +40,7 @@ from fastcross.training.step import (
 )
 
 
-class Interrupted(Exception):
+class Interrupted(KeyboardInterrupt):
     """SIGINT or SIGTERM arrived; the state of the run is saved."""
 
 
@@ -59,6 +59,8 @@ class Trainer:
         on_evaluation: called with the metrics of each evaluation; what it raises ends the training.
         callbacks: told of evaluations, checkpoints and the end.
         curves: are drawn at the end.
+        signals: end the training at SIGINT or SIGTERM, with its state saved, by :class:`Interrupted`; False leaves
+            signals to the caller.
         optimizer: for a model that :func:`fastcross.optim.configure` does not know how to update.
         read_ahead: a thread reads the next batch while a step runs.
     """
@@ -79,13 +81,14 @@ class Trainer:
         on_evaluation: Callable[[Mapping[str, float]], None] | None = None,
         callbacks: "Sequence[Callback]" = (),
         curves: bool = True,
+        signals: bool = True,
     ) -> None:
         if not cache.sizes.get("train"):
             raise ValueError(f"the cache {cache.path} has no training rows; its sizes are {cache.sizes}")
         self.model, self.cache, self.config = model, cache, config
         self.header, self.facts, self.show, self.processes = header or {}, facts or {}, show, processes
         self.on_evaluation, self.callbacks = on_evaluation, callbacks
-        self.read_ahead, self.curves = read_ahead, curves
+        self.read_ahead, self.curves, self.signals = read_ahead, curves, signals
         self.device = next(model.parameters()).device
         self.optimizer = optimizer or make_optimizer(model, config)
         self.divergence = DivergenceCheck(model, config.max_loss, self.device)
@@ -127,7 +130,8 @@ class Trainer:
     def _fit(self) -> dict[str, Any]:
         self.captured = captured_step(self.one_step, self.show)
         saved = mark = time.perf_counter()
-        with stop_signals() as stop, self._progress() as bar, contextlib.closing(self._batches()) as batches:
+        stopped = stop_signals() if self.signals else contextlib.nullcontext(False)
+        with stopped as stop, self._progress() as bar, contextlib.closing(self._batches()) as batches:
             while not self.finished:
                 batch = next(batches)
                 self._train(batch)
