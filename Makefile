@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 FLOORS := .venv-floors
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test fuzz sanitize lint floors bench report bench-check static clean
+.PHONY: help demo test fuzz sanitize lint docs floors bench report bench-check static clean
 
 help:
 	@echo "make demo         train DCN and a DNN on a generated click log, beside the best possible logloss"
 	@echo "make test         lint, types and all tests"
 	@echo "make fuzz         five minutes of hostile use at random: operators, swaps, damaged files, kills"
 	@echo "make sanitize     the C++ kernels' tests and a minute of fuzzing with address and undefined-behaviour checks"
+	@echo "make docs         the documentation as a site, into site/; a link that leads nowhere is an error"
 	@echo "make floors       a smoke set with the oldest versions that pyproject.toml admits, in .venv-floors"
 	@echo "make bench        three runs of the benchmarks, against the peers' own packages, into benchmarks/results/"
 	@echo "make report       tables and figures of these runs, into README.md and docs/"
@@ -49,6 +50,10 @@ lint: $(VENV)/.developer
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror kernels/cpu/*.cpp kernels/cpu/*.h
 
+# The variable silences an announcement of Material's authors about other projects.
+docs: $(VENV)/.developer
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # The library that the oldest PyTorch builds, and then the one that the newest builds.
 floors: $(FLOORS)/.done $(VENV)/.user
 	$(FLOORS)/bin/python setup.py -q build_ext --inplace
@@ -83,7 +88,7 @@ $(VENV)/.user: pyproject.toml constraints.txt setup.py $(wildcard kernels/cpu/*.
 
 # The peers pin versions that contradict each other: their list is complete and installed as it stands.
 $(VENV)/.developer: $(VENV)/.user requirements-peers.txt
-	$(PIP) --no-build-isolation --editable ".[train,tune,export,sklearn,dev]"
+	$(PIP) --no-build-isolation --editable ".[train,tune,export,sklearn,docs,dev]"
 	$(PIP) --no-deps --requirement requirements-peers.txt
 	touch $@
 
@@ -96,4 +101,4 @@ $(FLOORS)/.done: pyproject.toml constraints-floors.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(FLOORS) build dist *.egg-info
+	rm -rf $(VENV) $(FLOORS) build dist site *.egg-info

@@ -20,7 +20,7 @@ def test_every_extra_of_the_project_is_known():
     for extra, packages in extras.EXTRAS.items():
         requirements = " ".join(declared[extra]).replace("-", "_").replace("scikit_learn", "sklearn")
         assert all(package in requirements for package in packages)
-    assert set(declared) == {*extras.EXTRAS, "dev"}
+    assert set(declared) == {*extras.EXTRAS, "docs", "dev"}
 
 
 @pytest.mark.parametrize("installed", [False, True], ids=["checkout", "installed"])
