@@ -15,7 +15,7 @@ FLOORS = (
     ("_version", "extras", "fields", "files"),
     ("batch", "kernels", "reference"),
     ("ops",),
-    ("layers",),
+    ("accuracy", "layers"),
     ("data", "models", "optim", "polynomial"),
     ("explain", "interop", "training"),
     ("distributed", "estimators", "tuning"),

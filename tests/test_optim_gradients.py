@@ -5,12 +5,12 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from accuracy import assert_as_good
 from no_waits import NoWaits
 from row_cases import UPDATES, compact, copied, draw, exact, update
 from torch import nn
 
 from fastcross import optim
+from fastcross.accuracy import assert_as_good
 from fastcross.kernels import row_updates as plain
 from fastcross.kernels.embedding import sum_rows
 from fastcross.kernels.row_updates import has_heads, mark_heads

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from accuracy import assert_as_good, assert_as_good_as_eager
 from multiplicative_cases import CASES, gradient, operands
 from row_cases import UPDATES, copied, draw, exact, update
 
 import fastcross
 from fastcross import CrossNetwork, reference
+from fastcross.accuracy import assert_as_good, assert_as_good_as_eager
 from fastcross.batch import Bag
 from fastcross.kernels import row_updates as plain
 from fastcross.ops import embedding_stack, row_updates

@@ -1,15 +1,15 @@
-"""The embedding kernels: x0 and every gradient by the rule of tests/accuracy.py, the gradients' form, and wrong ids.
+"""The embedding kernels: x0 and every gradient by the rule of fastcross/accuracy.py; their form, and wrong ids.
 
 On a GPU, or in Triton's interpreter, where ``test_triton_interpreter.py`` runs this file.
 """
 
 import pytest
 import torch
-from accuracy import assert_as_good
 from no_waits import NoWaits
 from triton_place import MARKS
 
 from fastcross import reference
+from fastcross.accuracy import assert_as_good
 from fastcross.batch import Bag
 from fastcross.kernels.gpu import launchers
 from fastcross.layers.embedding import EmbeddingStack

@@ -1,4 +1,4 @@
-"""The Triton kernels: output and every gradient, by the rule of tests/accuracy.py, on a GPU or in Triton's interpreter.
+"""The Triton kernels: output and every gradient, by fastcross/accuracy.py, on a GPU or in Triton's interpreter.
 
 A process either interprets or compiles: tests/test_triton_interpreter.py runs this file with TRITON_INTERPRET=1. Run
 otherwise, the tests need a GPU, which is looked for when one runs and not when they are collected.
@@ -6,10 +6,10 @@ otherwise, the tests need a GPU, which is looked for when one runs and not when 
 
 import pytest
 import torch
-from accuracy import assert_as_good_as_eager, evaluate
 from triton_place import INTERPRETING, MARKS
 
 import fastcross
+from fastcross.accuracy import assert_as_good_as_eager, evaluate
 
 pytestmark = MARKS
 OPERATORS = ("cross_layer", "cross_network", "cross_logits")

@@ -1,4 +1,4 @@
-"""DCN-V2's layers on the Triton kernels: output and every gradient, by the rule of tests/accuracy.py.
+"""DCN-V2's layers on the Triton kernels: output and every gradient, by the rule of fastcross/accuracy.py.
 
 Where they run, and when: see test_triton_kernels.py. In the interpreter tf32 is allowed, so that low-rank layers take
 the kernels of their own; it multiplies in full float32 all the same.
@@ -6,11 +6,11 @@ the kernels of their own; it multiplies in full float32 all the same.
 
 import pytest
 import torch
-from accuracy import assert_as_good_as_eager, evaluate
 from multiplicative_cases import CASES, gradient, operands
 from triton_place import INTERPRETING, MARKS
 
 import fastcross
+from fastcross.accuracy import assert_as_good_as_eager, evaluate
 
 pytestmark = MARKS
 BF16, SINGLE = torch.bfloat16, torch.float32

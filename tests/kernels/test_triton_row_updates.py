@@ -1,4 +1,4 @@
-"""The Triton kernels of the optimisers: tables and moments by the rule of tests/accuracy.py.
+"""The Triton kernels of the optimisers: tables and moments by the rule of fastcross/accuracy.py.
 
 As test_triton_kernels.py on a GPU or in Triton's interpreter, in which test_triton_interpreter.py runs this file.
 """
@@ -8,7 +8,6 @@ from unittest import mock
 
 import pytest
 import torch
-from accuracy import assert_as_good
 from guarded import Guarded
 from no_waits import NoWaits
 from row_cases import HEIGHT, LR, STEP, UPDATES, compact, copied, draw, exact, update
@@ -16,6 +15,7 @@ from torch import nn
 from triton_place import INTERPRETING, MARKS
 
 from fastcross import optim
+from fastcross.accuracy import assert_as_good
 from fastcross.kernels import row_updates as plain
 from fastcross.kernels.row_updates import has_heads, mark_heads
 from fastcross.layers.embedding import EmbeddingStack

@@ -1,14 +1,15 @@
 """The elementwise Triton steps of DCN-V2's layers, against autograd of the same formula in PyTorch in float64.
 
-Where they run, and when: see test_triton_kernels.py. The rule is that of tests/accuracy.py, the formula in the dtype of
+Where they run, and when: see test_triton_kernels.py. The rule is fastcross/accuracy.py, the formula in the dtype of
 the operands being the eager loop.
 """
 
 import pytest
 import torch
 import torch.nn.functional as F
-from accuracy import assert_as_good
 from triton_place import INTERPRETING, MARKS
+
+from fastcross.accuracy import assert_as_good
 
 pytestmark = MARKS
 BF16, SINGLE = torch.bfloat16, torch.float32

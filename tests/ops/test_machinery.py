@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from accuracy import evaluate
 from torch.autograd import forward_ad
 
 import fastcross
 from fastcross import reference
+from fastcross.accuracy import evaluate
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
-"""The output and every gradient of each operator, on each backend that runs here, by the rule of tests/accuracy.py."""
+"""The output and every gradient of each operator, on each backend that runs here, by fastcross/accuracy.py."""
 
 import pytest
 import torch
-from accuracy import assert_as_good_as_eager, evaluate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fastcross
 from fastcross import reference
+from fastcross.accuracy import assert_as_good_as_eager, evaluate
 
 SHAPES = {
     "one row": (1, 16),
