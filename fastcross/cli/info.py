@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from fastcross.batch import Batch
 from fastcross.cli.printing import bar, plain, print_cache, print_metrics, show
-from fastcross.data import Cache, read_for_prediction
+from fastcross.data.cache import Cache
+from fastcross.data.prediction import read_for_prediction
 from fastcross.explain.decomposition import CrossLogit
 from fastcross.explain.explanation import Explanation, Speller, dense_edges, drivers, explain_degrees, explain_example
 from fastcross.explain.explanation import explain as explain_model

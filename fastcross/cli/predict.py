@@ -16,8 +16,7 @@ import pyarrow.parquet
 
 from fastcross.cli.parser import refuse
 from fastcross.cli.printing import bar, bars, print_metrics, report_reading, show
-from fastcross.data import read_for_prediction
-from fastcross.data.prediction import PredictionRows
+from fastcross.data.prediction import PredictionRows, read_for_prediction
 from fastcross.files import atomic
 from fastcross.training.metrics import evaluate as evaluate_part
 from fastcross.training.metrics import predict_batches, predict_rows, probabilities

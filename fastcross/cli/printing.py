@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-    from fastcross.data import Cache
+    from fastcross.data.cache import Cache
     from fastcross.data.prediction import PredictionRows
 
 

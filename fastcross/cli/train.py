@@ -9,8 +9,8 @@ from typing import Any
 
 from fastcross.cli.parser import flag, refuse
 from fastcross.cli.printing import bars, print_cache, print_metrics, show
-from fastcross.data import Columns
-from fastcross.data import prepare as prepare_cache
+from fastcross.data.columns import Columns
+from fastcross.data.preparation import prepare as prepare_cache
 from fastcross.distributed import choose_sharding, launch, max_restarts, restarts, several, under_torchrun
 from fastcross.extras import require
 from fastcross.models import MODELS

@@ -21,7 +21,7 @@ import torch
 
 from fastcross._version import __version__
 from fastcross.batch import Schema
-from fastcross.data import Cache
+from fastcross.data.cache import Cache
 from fastcross.models import MODELS
 from fastcross.models.base import Model
 from fastcross.training.checkpoint import CheckpointError
@@ -105,7 +105,7 @@ class Dataset:
 
     def _prepare(self, show: Show, progress: Progress | None) -> Cache:
         """`prepare` itself sees whether the cache is there and up to date."""
-        from fastcross.data import prepare
+        from fastcross.data.preparation import prepare
 
         folder = self.cache or self._folder()
         cache = prepare(self.files, folder, progress=progress or False, **self.preparation)

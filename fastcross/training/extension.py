@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fastcross.data import Cache
+from fastcross.data.cache import Cache
 from fastcross.files import building
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.training.checkpoint import CheckpointError

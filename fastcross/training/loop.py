@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from tqdm.auto import tqdm
 
 from fastcross import optim
-from fastcross.data import Batch, Cache
+from fastcross.batch import Batch
+from fastcross.data.cache import Cache
 from fastcross.extras import needs
 from fastcross.models.base import Model
 from fastcross.training.config import TrainingConfig, learning_rate

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from fastcross.data import Batch, Cache
+from fastcross.batch import Batch
+from fastcross.data.cache import Cache
 from fastcross.training.config import BETTER, MONITORED, TrainingConfig
 from fastcross.training.step import ALONE, NotFiniteError, Processes, raise_faults
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastcross.batch import Schema
-from fastcross.data import Cache
+from fastcross.data.cache import Cache
 from fastcross.files import (
     atomic,
     atomic_with_checksum,

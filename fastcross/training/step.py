@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fastcross.batch import Batch, Schema
-from fastcross.data import Cache
+from fastcross.data.cache import Cache
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.models.base import Model
 from fastcross.optim import Optimizer, configure

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from fastcross.data import Cache
+from fastcross.data.cache import Cache
 from fastcross.explain.decomposition import pairs_of
 from fastcross.explain.explanation import CrossStrength, explain
 from fastcross.models.dcn import DCN
