@@ -1,6 +1,7 @@
 """fastcross prepare, train and extend: from parsed arguments to a cache, to an experiment, and to its run."""
 
 import json
+import os
 from argparse import Namespace
 from collections.abc import Iterable
 from dataclasses import fields
@@ -11,7 +12,7 @@ from fastcross.cli.parser import flag, refuse
 from fastcross.cli.printing import bars, print_cache, print_metrics, show
 from fastcross.data.columns import Columns
 from fastcross.data.preparation import prepare as prepare_cache
-from fastcross.distributed import choose_sharding, launch, max_restarts, restarts, several, under_torchrun
+from fastcross.distributed import launch, max_restarts, restarts, under_torchrun
 from fastcross.extras import require
 from fastcross.models import MODELS
 from fastcross.training.config import GENERATED_ROWS, TrainingConfig
@@ -46,7 +47,7 @@ def train(args: Namespace) -> int:
         check_resume(args)
     plan = Experiment.load(args.resume) if args.resume else experiment(args, args.model, args.seed)
     processes = args.processes or 1
-    if args.resume and several(processes) and plan.sharding is None:
+    if args.resume and _several(processes) and plan.sharding is None:
         raise ValueError(f"{args.resume} is a run of one process; see fastcross convert --help")
     folder = Path(args.resume or args.run or run_name(args.model))
     if plan.sharding is None:
@@ -61,10 +62,10 @@ def train(args: Namespace) -> int:
     with join(plan.device) as joined:
         if joined.rank == 0:
             show(f"{joined.size} process{'es' if joined.size > 1 else ''} on {joined.device.type}")
-        return _train(args, plan, folder, joined)
+        return _train(args, plan, folder, joined, go_on=restarts() > 0)
 
 
-def _train(args: Namespace, plan: Experiment, folder: Path, processes: Processes) -> int:
+def _train(args: Namespace, plan: Experiment, folder: Path, processes: Processes, go_on: bool = False) -> int:
     leads = processes.rank == 0
     told = show if leads else None
     try:
@@ -77,7 +78,7 @@ def _train(args: Namespace, plan: Experiment, folder: Path, processes: Processes
                     folder,
                     show=told,
                     processes=processes,
-                    go_on=restarts() > 0,
+                    go_on=go_on,
                     progress=progress if leads else None,
                     callbacks=callbacks,
                 )
@@ -135,11 +136,25 @@ def experiment(args: Namespace, model: str, seed: int, *, strict: bool = True) -
     data = dataset(args)
     others: dict[str, Any] = {"device": args.device, "threads": args.threads}
     if hasattr(args, "sharding"):  # of train alone
-        asked = {"distributed": args.distributed, "processes": args.processes or 1}
-        others |= {"embedding": args.embedding, "sharding": choose_sharding(args.sharding, args.embedding, **asked)}
+        others |= {"embedding": args.embedding, "sharding": _sharding(args)}
     if not data.files:
         return Experiment.on_generated_log(data, model, options, training, **others)
     return Experiment(data, model, options, TrainingConfig(**training), **others)
+
+
+def _sharding(args: Namespace) -> str | None:
+    """How tables are divided; None where training does not go through TorchRec.
+
+    It does if asked for, if there are several processes, or for fbgemm's tables, which one process holds whole.
+    """
+    if args.distributed or _several(args.processes or 1):
+        return args.sharding
+    return "table" if args.embedding == "fbgemm" else None
+
+
+def _several(processes: int) -> bool:
+    """Whether more than one process trains: asked for, or started by torchrun."""
+    return processes > 1 or "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def given(args: Namespace, names: Iterable[str]) -> dict[str, Any]:

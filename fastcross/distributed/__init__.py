@@ -28,21 +28,6 @@ def max_restarts() -> int:
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
 
 
-def several(processes: int) -> bool:
-    """Whether more than one process trains: asked for, or started by torchrun."""
-    return processes > 1 or "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def choose_sharding(sharding: str, embedding: str, *, distributed: bool, processes: int = 1) -> str | None:
-    """How tables are divided; None where training does not go through TorchRec.
-
-    It does if asked for, if there are several processes, or for fbgemm's tables, which one process holds whole.
-    """
-    if distributed or several(processes):
-        return sharding
-    return "table" if embedding == "fbgemm" else None
-
-
 def launch(argv: Sequence[str], processes: int, max_restarts: int) -> int:
     """Run a fastcross command in several processes, which torchrun's agent watches and restarts."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
