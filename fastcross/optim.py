@@ -9,12 +9,7 @@ All tables are updated by one launch. On other devices than the CPU a step does 
 the device. (``Optimizer.set_lr`` and PyTorch's schedulers write to such a rate in place; a number assigned to
 ``group["lr"]`` would not reach a captured step.)
 
-A sparse gradient has two forms here. On the CPU it is compact: distinct rows, ascending. On other devices, where to
-count rows is to wait, it has as many entries as the batch had ids: ascending rows that may repeat, the sum of a row at
-its first entry, its head, and zeros at the others. The norm of its values is that of the compact one, and
-``coalesce()`` makes that of it. The embedding operator makes this form, and says so by :func:`mark_heads`; a gradient
-of another origin (two backward passes that were added, ``F.embedding(sparse=True)``) is brought into it by a sort on
-the device.
+The forms of a sparse gradient are in ops/row_updates.py.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -24,10 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fastcross.kernels.embedding import sum_rows
-from fastcross.kernels.row_updates import Rows, has_heads, mark_heads
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.ops import backends, row_updates
+from fastcross.ops.row_updates import Rows, in_words, is_like, rows_of, summed
 
 __all__ = ["OPTIMIZERS", "Optimizer", "RowAdagrad", "RowAdam", "RowSGD", "clip_grad_norm", "configure"]
 
@@ -240,9 +234,9 @@ class RowOptimizer(torch.optim.Optimizer):
             state.update({name: _zeros(like) for name in self.kept})
         for name in self.kept:
             moment = state.get(name)
-            if not isinstance(moment, Tensor) or not _is_like(moment, like):
+            if not isinstance(moment, Tensor) or not is_like(moment, like):
                 raise ValueError(
-                    f"{name} must be like its table, {_kind(like)}; got {_kind(moment)}: "
+                    f"{name} must be like its table, {in_words(like)}; got {in_words(moment)}: "
                     "a table that was replaced needs a new optimiser"
                 )
             state[name] = moment.contiguous()  # an expanded one has less memory than rows
@@ -417,78 +411,6 @@ def scale_gradients(values: list[Tensor], norm: Tensor, max_norm: float) -> None
         # Without a look at the norm, which would wait for the device; min(1, …) leaves small gradients as they are.
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).nan_to_num(nan=0.0)
         torch._foreach_mul_(values, factor)
-
-
-def summed(gradient: Tensor) -> Tensor:
-    """A sparse gradient with the sum of each row once, in ascending order.
-
-    PyTorch forgets that a gradient is coalesced when it puts it into ``.grad``, and would sort it again; a look at the
-    rows is all that most need, or at the mark.
-    """
-    if has_heads(gradient):
-        return gradient
-    if _is_ascending(gradient):
-        return gradient if gradient.is_coalesced() else _sparse(gradient, is_coalesced=True)
-    if gradient.is_cpu or gradient.sparse_dim() != 1:
-        return _sparse(gradient, is_coalesced=False).coalesce()
-    rows, sums = sum_rows(gradient._indices()[0], gradient._values())
-    values = sums.to(gradient.dtype)
-    mark_heads(rows, values)
-    contents = rows.unsqueeze(0), values, gradient.shape
-    return torch.sparse_coo_tensor(*contents, check_invariants=False, is_coalesced=False)
-
-
-def _is_ascending(gradient: Tensor) -> bool:
-    """Whether the rows of a sparse gradient are distinct and in order: on a CPU by a look, elsewhere by their mark.
-
-    Raises where the look finds a row that is not there.
-    """
-    rows = gradient._indices()
-    if gradient.sparse_dim() != 1 or not rows.is_cpu:
-        return gradient.is_coalesced()
-    numbers = rows[0].numpy()
-    is_ascending = bool((numbers[1:] > numbers[:-1]).all())
-    if len(numbers):
-        # Before anything sorts them: PyTorch's own coalesce() writes out of bounds for rows that are not there.
-        ends = (numbers[0], numbers[-1]) if is_ascending else (numbers.min(), numbers.max())
-        for bad in (end for end in ends if not 0 <= end < gradient.shape[0]):
-            raise ValueError(f"a gradient must name rows 0 to {gradient.shape[0] - 1} of its table; got row {bad}")
-    return is_ascending
-
-
-def _sparse(gradient: Tensor, is_coalesced: bool) -> Tensor:
-    contents = gradient._indices(), gradient._values(), gradient.shape
-    return torch.sparse_coo_tensor(*contents, check_invariants=False, is_coalesced=is_coalesced)
-
-
-def rows_of(table: Tensor, is_compact: bool = True) -> Rows:
-    """What a table's gradient says, in its dtype, once it was seen to fit the table; a dense one has all rows.
-
-    Rows ascend. They are distinct if the gradient must be compact, which is for the CPU: elsewhere that would wait.
-    """
-    gradient: Any = table.grad
-    fits = _is_like(gradient, table, gradient.dtype) and table.dim() == 2
-    if not fits or gradient.layout not in (torch.strided, torch.sparse_coo):
-        raise ValueError(f"a gradient must be like its table, {_kind(table)}; got {_kind(gradient)}")
-    if not gradient.is_sparse:
-        return torch.arange(gradient.shape[0], device=gradient.device), gradient.to(table.dtype).contiguous()
-    if gradient.sparse_dim() != 1:
-        found = f"{gradient.sparse_dim()} of {_kind(table)}"
-        raise ValueError(f"a sparse gradient must have whole rows, one sparse dimension; got {found}")
-    if not is_compact:
-        gradient = summed(gradient)
-    elif not _is_ascending(gradient):
-        gradient = _sparse(gradient, is_coalesced=False).coalesce()
-    return gradient._indices()[0].contiguous(), gradient._values().to(table.dtype).contiguous()
-
-
-def _is_like(t: Tensor, table: Tensor, dtype: torch.dtype | None = None) -> bool:
-    return t.shape == table.shape and t.device == table.device and t.dtype == (dtype or table.dtype)
-
-
-def _kind(value: Any) -> str:
-    """A tensor's shape, dtype and device in words."""
-    return f"{tuple(value.shape)} {value.dtype} on {value.device}" if isinstance(value, Tensor) else repr(value)
 
 
 def _zeros(table: Tensor) -> Tensor:

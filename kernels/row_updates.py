@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 Rows = tuple[Tensor, Tensor]  # of a gradient: ascending rows of the table, and at the first entry of each what it gets
-_MARK = "_fastcross_heads"
 
 
 def adam_rows(
@@ -71,22 +70,6 @@ def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[Rows], lr: float | Te
 def at_heads(rows: Tensor, values: Tensor) -> Tensor:
     """For each entry the values of its row's head: the first entry that is not below it."""
     return values[torch.searchsorted(rows, rows)]
-
-
-def mark_heads(rows: Tensor, values: Tensor) -> None:
-    """Says of a gradient that its rows ascend and that its sums stand at the heads, zeros elsewhere.
-
-    The mark is on the memory of both: that is what is left of a gradient in ``.grad``. Whoever copies, adds or scales
-    one into new memory leaves the mark behind.
-    """
-    for tensor in (rows, values):
-        setattr(tensor.untyped_storage(), _MARK, True)
-
-
-def has_heads(gradient: Tensor) -> bool:
-    """Whether :func:`mark_heads` was told of a sparse gradient's rows and values."""
-    contents = gradient._indices(), gradient._values()
-    return gradient.sparse_dim() == 1 and all(hasattr(t.untyped_storage(), _MARK) for t in contents)
 
 
 def bias_correction(beta: float, step: int | Tensor) -> float | Tensor:

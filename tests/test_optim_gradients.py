@@ -13,9 +13,9 @@ from fastcross import optim
 from fastcross.accuracy import assert_as_good
 from fastcross.kernels import row_updates as plain
 from fastcross.kernels.embedding import sum_rows
-from fastcross.kernels.row_updates import has_heads, mark_heads
 from fastcross.layers.embedding import EmbeddingStack
-from fastcross.optim import gradients, rows_of, summed
+from fastcross.ops.row_updates import has_heads, mark_heads, rows_of, summed
+from fastcross.optim import gradients
 
 OPTIONS = {"check_invariants": False, "is_coalesced": False}
 HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64

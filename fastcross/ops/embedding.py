@@ -18,9 +18,9 @@ from torch import Tensor
 from fastcross import reference
 from fastcross.batch import Bag
 from fastcross.kernels import embedding as plain
-from fastcross.kernels.row_updates import mark_heads
 from fastcross.kernels.rows import accumulation_dtype, as_rows
 from fastcross.ops import backends, checks
+from fastcross.ops.row_updates import mark_heads
 
 # A bag may also be a tuple (values, offsets) or (values, offsets, weights), as torch.export wants its inputs.
 Bags = Sequence[Bag | tuple[Tensor, ...]]

@@ -1,24 +1,34 @@
-"""Updates of the rows of tables that gradients name, in place: the optimisers' kernels, on the device of the tables.
+"""The gradients of tables, and the updates, in place, of the rows that they name, on the device of the tables.
 
 adam_rows      Adam or AdamW, moments included
 adagrad_rows   Adagrad, with a sum of squares for each element or for each row
 sgd_rows       gradient descent
 
 Rows ascend and may repeat: a row's gradient stands at the first of its entries, and the others are not read.
+
+A sparse gradient has two forms. On the CPU it is compact: distinct rows, ascending. On other devices, where to
+count rows is to wait, it has as many entries as the batch had ids: ascending rows that may repeat, the sum of a row at
+its first entry, its head, and zeros at the others. The norm of its values is that of the compact one, and
+``coalesce()`` makes that of it. The embedding operator makes this form, and says so by :func:`mark_heads`; a gradient
+of another origin (two backward passes that were added, ``F.embedding(sparse=True)``) is brought into it by a sort on
+the device.
 """
 
 import importlib
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fastcross.kernels import row_updates as plain
+from fastcross.kernels.embedding import sum_rows
 from fastcross.kernels.row_updates import Rows
 from fastcross.ops import backends
 
 _TRITON = "fastcross.kernels.gpu.row_updates"
+_MARK = "_fastcross_heads"
 
 
 def adam_rows(
@@ -69,6 +79,94 @@ def _kernels(backend: str) -> ModuleType:
 
 def _parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
     return [first for first, _ in pairs], [second for _, second in pairs]
+
+
+def mark_heads(rows: Tensor, values: Tensor) -> None:
+    """Says of a gradient that its rows ascend and that its sums stand at the heads, zeros elsewhere.
+
+    The mark is on the memory of both: that is what is left of a gradient in ``.grad``. Whoever copies, adds or scales
+    one into new memory leaves the mark behind.
+    """
+    for tensor in (rows, values):
+        setattr(tensor.untyped_storage(), _MARK, True)
+
+
+def has_heads(gradient: Tensor) -> bool:
+    """Whether :func:`mark_heads` was told of a sparse gradient's rows and values."""
+    contents = gradient._indices(), gradient._values()
+    return gradient.sparse_dim() == 1 and all(hasattr(t.untyped_storage(), _MARK) for t in contents)
+
+
+def summed(gradient: Tensor) -> Tensor:
+    """A sparse gradient with the sum of each row once, in ascending order.
+
+    PyTorch forgets that a gradient is coalesced when it puts it into ``.grad``, and would sort it again; a look at the
+    rows is all that most need, or at the mark.
+    """
+    if has_heads(gradient):
+        return gradient
+    if _is_ascending(gradient):
+        return gradient if gradient.is_coalesced() else _sparse(gradient, is_coalesced=True)
+    if gradient.is_cpu or gradient.sparse_dim() != 1:
+        return _sparse(gradient, is_coalesced=False).coalesce()
+    rows, sums = sum_rows(gradient._indices()[0], gradient._values())
+    values = sums.to(gradient.dtype)
+    mark_heads(rows, values)
+    contents = rows.unsqueeze(0), values, gradient.shape
+    return torch.sparse_coo_tensor(*contents, check_invariants=False, is_coalesced=False)
+
+
+def _is_ascending(gradient: Tensor) -> bool:
+    """Whether the rows of a sparse gradient are distinct and in order: on a CPU by a look, elsewhere by their mark.
+
+    Raises where the look finds a row that is not there.
+    """
+    rows = gradient._indices()
+    if gradient.sparse_dim() != 1 or not rows.is_cpu:
+        return gradient.is_coalesced()
+    numbers = rows[0].numpy()
+    is_ascending = bool((numbers[1:] > numbers[:-1]).all())
+    if len(numbers):
+        # Before anything sorts them: PyTorch's own coalesce() writes out of bounds for rows that are not there.
+        ends = (numbers[0], numbers[-1]) if is_ascending else (numbers.min(), numbers.max())
+        for bad in (end for end in ends if not 0 <= end < gradient.shape[0]):
+            raise ValueError(f"a gradient must name rows 0 to {gradient.shape[0] - 1} of its table; got row {bad}")
+    return is_ascending
+
+
+def _sparse(gradient: Tensor, is_coalesced: bool) -> Tensor:
+    contents = gradient._indices(), gradient._values(), gradient.shape
+    return torch.sparse_coo_tensor(*contents, check_invariants=False, is_coalesced=is_coalesced)
+
+
+def rows_of(table: Tensor, is_compact: bool = True) -> Rows:
+    """What a table's gradient says, in its dtype, once it was seen to fit the table; a dense one has all rows.
+
+    Rows ascend. They are distinct if the gradient must be compact, which is for the CPU: elsewhere that would wait.
+    """
+    gradient: Any = table.grad
+    fits = is_like(gradient, table, gradient.dtype) and table.dim() == 2
+    if not fits or gradient.layout not in (torch.strided, torch.sparse_coo):
+        raise ValueError(f"a gradient must be like its table, {in_words(table)}; got {in_words(gradient)}")
+    if not gradient.is_sparse:
+        return torch.arange(gradient.shape[0], device=gradient.device), gradient.to(table.dtype).contiguous()
+    if gradient.sparse_dim() != 1:
+        found = f"{gradient.sparse_dim()} of {in_words(table)}"
+        raise ValueError(f"a sparse gradient must have whole rows, one sparse dimension; got {found}")
+    if not is_compact:
+        gradient = summed(gradient)
+    elif not _is_ascending(gradient):
+        gradient = _sparse(gradient, is_coalesced=False).coalesce()
+    return gradient._indices()[0].contiguous(), gradient._values().to(table.dtype).contiguous()
+
+
+def is_like(t: Tensor, table: Tensor, dtype: torch.dtype | None = None) -> bool:
+    return t.shape == table.shape and t.device == table.device and t.dtype == (dtype or table.dtype)
+
+
+def in_words(value: Any) -> str:
+    """A tensor's shape, dtype and device in words."""
+    return f"{tuple(value.shape)} {value.dtype} on {value.device}" if isinstance(value, Tensor) else repr(value)
 
 
 _TABLES = "(Tensor(a!)[] tables, "

@@ -17,8 +17,8 @@ from triton_place import INTERPRETING, MARKS
 from fastcross import optim
 from fastcross.accuracy import assert_as_good
 from fastcross.kernels import row_updates as plain
-from fastcross.kernels.row_updates import has_heads, mark_heads
 from fastcross.layers.embedding import EmbeddingStack
+from fastcross.ops.row_updates import has_heads, mark_heads
 
 pytest.importorskip("triton")
 
