@@ -42,7 +42,7 @@ MODULES = {name_of(path): ast.parse(path.read_text()) for path in sources("fastc
 
 
 def imported(tree):
-    """Every module that is imported: ``from fastcross.ops import checks`` is fastcross.ops.checks."""
+    """Every module that is imported: ``from fastcross.ops import backends`` is fastcross.ops.backends."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from fastcross.layers.peers import VECTOR
 from fastcross.layers.recognise import cross_parameters
 from fastcross.ops import (
-    checks,
     cross_fcn,
     cross_gated,
     cross_layer,
@@ -18,6 +17,7 @@ from fastcross.ops import (
     cross_mixture,
     cross_network,
 )
+from fastcross.ops.multiplicative import check_activation
 
 
 class CrossLayer(nn.Module):
@@ -186,7 +186,7 @@ class CrossLowRank(_Multiplicative):
         **factory: Any,
     ) -> None:
         super().__init__(in_features, num_layers, backend, rank=rank)
-        checks.check_activation(activation)
+        check_activation(activation)
         self.activation, self.diag_scale = activation, diag_scale
         self.u = nn.Parameter(torch.empty(num_layers, in_features, rank, **factory))
         self.v = nn.Parameter(torch.empty(num_layers, rank, in_features, **factory))
@@ -237,7 +237,7 @@ class CrossMixture(_Multiplicative):
         **factory: Any,
     ) -> None:
         super().__init__(in_features, num_layers, backend, rank=rank, experts=experts)
-        checks.check_activation(activation)
+        check_activation(activation)
         self.activation = activation
         gates = (experts,) if shared_gate else (num_layers, experts)
         self.u = nn.Parameter(torch.empty(num_layers, experts, in_features, rank, **factory))

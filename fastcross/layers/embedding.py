@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from fastcross.batch import Bag
 from fastcross.kernels.embedding import new_faults, raise_faults
-from fastcross.ops import checks
-from fastcross.ops.embedding import Bags, embedding_stack
+from fastcross.ops.embedding import Bags, check_batch, embedding_stack
 
 
 def paper_dim(cardinality: int) -> int:
@@ -138,7 +137,7 @@ class EmbeddingStack(nn.Module):
 
     def check(self, dense: Tensor, categorical: Tensor, bags: Sequence[Bag]) -> None:
         """Raises where a batch is none, or has not this layer's features."""
-        checks.check_batch(dense, categorical, bags)
+        check_batch(dense, categorical, bags)
         self._check_features(dense, categorical, bags)
 
     def _check_features(self, dense: Tensor, categorical: Tensor, bags: Bags) -> None:

@@ -1,8 +1,7 @@
-"""The operators: schema, fake, autograd Function and public function of each in one file."""
+"""The operators: check, schema, fake, autograd Function and public function of each in one file, or of a family."""
 
 from fastcross.ops.cross_layer import cross_layer
-from fastcross.ops.cross_logits import cross_logits
-from fastcross.ops.cross_network import cross_network
+from fastcross.ops.cross_network import cross_logits, cross_network
 from fastcross.ops.embedding import embedding_stack
 from fastcross.ops.multiplicative import cross_fcn, cross_gated, cross_low_rank, cross_matrix, cross_mixture
 

@@ -1,4 +1,4 @@
-"""The choice of a backend, and how an operator is defined for PyTorch's dispatcher.
+"""The choice of a backend, how an operator is defined for PyTorch's dispatcher, and what all of them check.
 
 ``fastcross::NAME`` is defined once: the CPU key has the C++ kernel, the CUDA key the Triton launcher, the fake the
 shape rule that torch.compile asks. An autograd Function per operator stands outside; it is the same for both devices.
@@ -179,3 +179,39 @@ def _interpreting() -> bool:
 @functools.cache
 def _warn_of_missing_kernels() -> None:
     warnings.warn(f"fastcross runs on plain PyTorch operators, without {cpu.MISSING}", stacklevel=4)
+
+
+def check_x0(x0: Tensor) -> None:
+    if not isinstance(x0, Tensor) or x0.dim() < 1:
+        found = f"a tensor {tuple(x0.shape)}" if isinstance(x0, Tensor) else type(x0).__name__
+        raise TypeError(f"x0 must be a tensor (..., d); got {found}")
+    if x0.layout is not torch.strided:
+        raise TypeError(f"x0 must be dense, {torch.strided}; got {x0.layout} of {tuple(x0.shape)}")
+
+
+def check_parameter(name: str, t: Tensor, x0: Tensor, names: tuple[str, ...]) -> None:
+    """A parameter has one dimension for each of the ``names``; d is x0's number of features."""
+    if t is None:
+        raise TypeError(f"{name} is missing; x0 {tuple(x0.shape)} needs a {name} {form(names)}")
+    if not isinstance(t, Tensor):
+        raise TypeError(f"{name} must be a tensor; got {type(t).__name__} and x0 {tuple(x0.shape)}")
+    shape, d = t.shape, x0.shape[-1]
+    if len(shape) != len(names) or shape[-1] != d or d == 0 or shape[0] == 0:
+        raise ValueError(
+            f"{name} must be {form(names)} with d = {d}, none of them 0; "
+            f"got {name} {tuple(shape)} and x0 {tuple(x0.shape)}"
+        )
+    check_kind(name, t, x0)
+
+
+def check_kind(name: str, t: Tensor, x0: Tensor) -> None:
+    if not (t.is_floating_point() and x0.is_floating_point()):
+        raise TypeError(f"{name} and x0 must be floating point; got {name} {t.dtype} and x0 {x0.dtype}")
+    if t.device != x0.device:
+        raise ValueError(f"{name} must be on the device of x0; got {name} on {t.device} and x0 on {x0.device}")
+    if t.layout is not torch.strided:
+        raise TypeError(f"{name} must be dense, {torch.strided}; got {t.layout} of {tuple(t.shape)}")
+
+
+def form(names: tuple[str, ...]) -> str:
+    return f"({', '.join(names)}{',' if len(names) == 1 else ''})"

@@ -8,7 +8,7 @@ from torch import Tensor
 from fastcross import reference
 from fastcross.kernels import closed_form
 from fastcross.kernels.rows import as_rows, empty_rows
-from fastcross.ops import backends, checks
+from fastcross.ops import backends
 
 
 def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -26,7 +26,7 @@ def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = Non
     Returns:
         (..., d) in the dtype of ``x0``. Sums run in float32 for half precision, under autocast too.
     """
-    checks.check_layer(x0, x, weight, bias)
+    _check(x0, x, weight, bias)
     chosen = backends.choose(backend, x0, x, weight, bias)
     if chosen == "torch":
         return closed_form.cross_layer(x0, x, weight, bias)
@@ -38,6 +38,21 @@ def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = Non
     else:
         y = backends.kernel("cross_layer_fwd", chosen, x0)(rows, x_rows, weight, bias)
     return y if x0.dim() == 2 else y.view(x0.shape)
+
+
+def _check(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """The operands of a layer: ``x`` like ``x0``, and parameters of one dimension."""
+    backends.check_x0(x0)
+    backends.check_parameter("weight", weight, x0, ("d",))
+    if bias is not None:
+        backends.check_parameter("bias", bias, x0, ("d",))
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor like x0; got {type(x).__name__} and x0 {tuple(x0.shape)}")
+    if x.shape != x0.shape:
+        raise ValueError(f"x must have the shape of x0; got x {tuple(x.shape)} and x0 {tuple(x0.shape)}")
+    backends.check_kind("x", x, x0)
+    if x.dtype != x0.dtype:
+        raise TypeError(f"x must have the dtype of x0; got x {x.dtype} and x0 {x0.dtype}")
 
 
 class CrossLayerFunction(torch.autograd.Function):

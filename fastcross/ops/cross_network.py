@@ -1,6 +1,8 @@
-"""L cross layers, ``x_{l+1} = x0 (x_lᵀ w_l) + b_l + x_l``, in one pass over x0 whatever L is.
+"""L cross layers, ``x_{l+1} = x0 (x_lᵀ w_l) + b_l + x_l``, in one pass over x0 whatever L is; and what the combination
+layer (eq. 5) makes of them, ``z = x_L Vᵀ``, without ``x_L``.
 
-The forward pass saves p, the dots x0·w_l: L scalars per row beside its inputs.
+The forward pass saves p, the dots x0·w_l, of the logits followed by q, the dots x0·v_c: L or L + C scalars per row
+beside its inputs.
 """
 
 from typing import Any
@@ -11,7 +13,7 @@ from torch import Tensor
 from fastcross import reference
 from fastcross.kernels import closed_form
 from fastcross.kernels.rows import accumulation_dtype, as_rows, empty_rows, kept_shape
-from fastcross.ops import backends, checks
+from fastcross.ops import backends
 
 
 def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -25,7 +27,7 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, bac
     Returns:
         (..., d) in the dtype of ``x0``.
     """
-    checks.check_network(x0, weight, bias)
+    _check(x0, weight, bias)
     chosen = backends.choose(backend, x0, weight, bias)
     if chosen == "torch":
         return closed_form.cross_network(x0, weight, bias)
@@ -37,6 +39,45 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, bac
     else:
         y, _ = backends.kernel("cross_network_fwd", chosen, x0)(rows, weight, bias, False)
     return y if x0.dim() == 2 else y.view(x0.shape)
+
+
+def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor, *, backend: str = "auto") -> Tensor:
+    """The cross network's part of the combination layer (eq. 5): ``z = x_L Vᵀ``; ``x_L`` itself is never written.
+
+    Args:
+        x0: the network's input, (..., d).
+        weight, bias: (L, d) each; the bias may be None.
+        head: V, the logits layer's weights on the cross output, (C, d).
+        backend: as for :func:`cross_layer`.
+
+    Returns:
+        (..., C) in the dtype of ``x0``.
+    """
+    _check(x0, weight, bias)
+    backends.check_parameter("head", head, x0, ("C", "d"))
+    chosen = backends.choose(backend, x0, weight, bias, head)
+    if chosen == "torch":
+        return closed_form.cross_logits(x0, weight, bias, head)
+    if chosen == "reference":
+        return reference.cross_logits(x0, weight, bias, head)
+    rows = as_rows(x0)
+    if backends.differentiates(x0, weight, bias, head):
+        z = CrossLogitsFunction.apply(rows, weight, bias, head, chosen)
+    else:
+        z, _ = backends.kernel("cross_logits_fwd", chosen, x0)(rows, weight, bias, head, False)
+    return z if x0.dim() == 2 else z.view(*x0.shape[:-1], head.shape[0])
+
+
+def _check(x0: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    """The operands of a network: a weight and a bias (or none) with one row per layer."""
+    backends.check_x0(x0)
+    backends.check_parameter("weight", weight, x0, ("L", "d"))
+    if bias is not None:
+        backends.check_parameter("bias", bias, x0, ("L", "d"))
+        if bias.shape[0] != weight.shape[0]:
+            raise ValueError(
+                f"bias must have one row per layer; got bias {tuple(bias.shape)} and {weight.shape[0]} rows of weight"
+            )
 
 
 class CrossNetworkFunction(torch.autograd.Function):
@@ -59,6 +100,26 @@ class CrossNetworkFunction(torch.autograd.Function):
         return *backends.needed_only(grads, needs), None
 
 
+class CrossLogitsFunction(torch.autograd.Function):
+    """(x0, w, b, v) -> z; saves p, followed by q."""
+
+    @staticmethod
+    def forward(ctx: Any, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, backend: str) -> Tensor:
+        z, p = backends.kernel("cross_logits_fwd", backend, x0)(x0, w, b, v, True)
+        ctx.save_for_backward(x0, w, b, v, p)
+        ctx.backend = backend
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, dz: Tensor) -> tuple[Tensor | None, ...]:
+        x0, w, b, v, p = ctx.saved_tensors
+        if backends.is_differentiated():
+            return *backends.closed_form_vjp(closed_form.cross_logits, (x0, w, b, v), dz), None
+        needs = ctx.needs_input_grad[:4]
+        grads = backends.kernel("cross_logits_bwd", ctx.backend, x0)(as_rows(dz), x0, w, b, v, p, needs)
+        return *backends.needed_only(grads, needs), None
+
+
 def _fake_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool) -> tuple[Tensor, Tensor]:
     dtype = accumulation_dtype(x0, w, b)
     shape = kept_shape(w.shape[0], x0, w.dtype, dtype) if keep_p else (0,)
@@ -72,6 +133,20 @@ def _fake_bwd(
     return dx0, backends.empty_unless(needs[1], w), backends.empty_unless(needs[2], w if b is None else b)
 
 
+def _fake_logits_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p: bool) -> tuple[Tensor, Tensor]:
+    dtype, packed = accumulation_dtype(x0, w, b, v), torch.promote_types(w.dtype, v.dtype)
+    shape = kept_shape(w.shape[0] + v.shape[0], x0, packed, dtype) if keep_p else (0,)
+    return x0.new_empty((x0.shape[0], v.shape[0])), x0.new_empty(shape, dtype=dtype)
+
+
+def _fake_logits_bwd(
+    dz: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, p: Tensor, needs: list[bool]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    dx0 = empty_rows(as_rows(x0)) if needs[0] else x0.new_empty(0)
+    dw, db = backends.empty_unless(needs[1], w), backends.empty_unless(needs[2], w if b is None else b)
+    return dx0, dw, db, backends.empty_unless(needs[3], v)
+
+
 # p has one row per layer, in the accumulation dtype; it is empty unless ``keep_p``. On a GPU it is a buffer that holds
 # the parameters too, as the Triton kernels read them.
 backends.define("cross_network_fwd", "(Tensor x0, Tensor w, Tensor? b, bool keep_p) -> (Tensor y, Tensor p)", _fake_fwd)
@@ -79,4 +154,15 @@ backends.define(
     "cross_network_bwd",
     "(Tensor dy, Tensor x0, Tensor w, Tensor? b, Tensor p, bool[] needs) -> (Tensor dx0, Tensor dw, Tensor db)",
     _fake_bwd,
+)
+backends.define(
+    "cross_logits_fwd",
+    "(Tensor x0, Tensor w, Tensor? b, Tensor v, bool keep_p) -> (Tensor z, Tensor p)",
+    _fake_logits_fwd,
+)
+backends.define(
+    "cross_logits_bwd",
+    "(Tensor dz, Tensor x0, Tensor w, Tensor? b, Tensor v, Tensor p, bool[] needs)"
+    " -> (Tensor dx0, Tensor dw, Tensor db, Tensor dv)",
+    _fake_logits_bwd,
 )

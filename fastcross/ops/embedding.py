@@ -19,7 +19,7 @@ from fastcross import reference
 from fastcross.batch import Bag
 from fastcross.kernels import embedding as plain
 from fastcross.kernels.rows import accumulation_dtype, as_rows
-from fastcross.ops import backends, checks
+from fastcross.ops import backends
 from fastcross.ops.row_updates import mark_heads
 
 # A bag may also be a tuple (values, offsets) or (values, offsets, weights), as torch.export wants its inputs.
@@ -56,7 +56,7 @@ def embedding_stack(
         buffer whose rows are padded to a multiple of 16 elements.
     """
     given = as_bags(bags)
-    checks.check_stack(dense, categorical, tables, given, pooling)
+    _check_stack(dense, categorical, tables, given, pooling)
     chosen = _choose(backend, dense, categorical, tables)
     ids, weights = categorical.long(), [bag.weights for bag in given]
     values, offsets = [bag.values.long() for bag in given], [bag.offsets.long() for bag in given]
@@ -70,6 +70,72 @@ def embedding_stack(
     if sparse_gradients and torch.compiler.is_compiling() and backends.differentiates(*tables):
         stack = torch.compiler.disable(stack)  # a graph has no sparse tensors
     return stack(dense, ids, of_bags, tables, faults, pooling, sparse_gradients, chosen)
+
+
+def _check_stack(
+    dense: Tensor, categorical: Tensor, tables: Sequence[Tensor], bags: Sequence[Bag], pooling: str
+) -> None:
+    """The operands of an embedding stack: a table for each column of ids and for each bag, all of one device."""
+    if pooling not in ("mean", "sum"):
+        raise ValueError(f'pooling must be "mean" or "sum"; got {pooling!r}')
+    check_batch(dense, categorical, bags)
+    if len(tables) != categorical.shape[1] + len(bags):
+        raise ValueError(
+            f"there must be a table for each of {categorical.shape[1]} features and {len(bags)} bags; got {len(tables)}"
+        )
+    for k, table in enumerate(tables):
+        if not isinstance(table, Tensor) or table.dim() != 2 or not table.is_floating_point():
+            found = f"{tuple(table.shape)} {table.dtype}" if isinstance(table, Tensor) else type(table).__name__
+            raise TypeError(f"feature {k}'s table must be floating point, (cardinality, n_e); got {found}")
+        if table.device != dense.device:
+            raise ValueError(f"feature {k}'s table must be on the device of dense, {dense.device}; got {table.device}")
+
+
+def check_batch(dense: Tensor, categorical: Tensor, bags: Sequence[Bag]) -> None:
+    """Dense (B, num_dense), ids (B, k), and for each bag B offsets into its values, with one weight each, or none."""
+    _check_ids("categorical", categorical, dim=2)
+    if not isinstance(dense, Tensor) or not dense.is_floating_point():
+        raise TypeError(f"dense must be floating point; got {_kind(dense)}")
+    if dense.dim() != 2:
+        raise ValueError(f"dense must be (B, num_dense); got {tuple(dense.shape)}")
+    if dense.shape[0] != categorical.shape[0]:
+        raise ValueError(
+            f"dense and categorical must have as many rows; got {tuple(dense.shape)} and {tuple(categorical.shape)}"
+        )
+    found = {"categorical": categorical}
+    for k, bag in enumerate(bags, start=categorical.shape[1]):
+        name, weights = f"feature {k}'s", bag.weights
+        _check_ids(f"{name} values", bag.values, dim=1)
+        _check_ids(f"{name} offsets", bag.offsets, dim=1)
+        if bag.offsets.shape != dense.shape[:1]:
+            raise ValueError(
+                f"feature {k} must have one offset per row, {dense.shape[0]}; got {tuple(bag.offsets.shape)}"
+            )
+        found |= {f"{name} values": bag.values, f"{name} offsets": bag.offsets}
+        if weights is None:
+            continue
+        if not isinstance(weights, Tensor) or not weights.is_floating_point():
+            raise TypeError(f"{name} weights must be floating point; got {_kind(weights)}")
+        if weights.shape != bag.values.shape:
+            raise ValueError(
+                f"feature {k} must have one weight per value; "
+                f"got weights {tuple(weights.shape)} and values {tuple(bag.values.shape)}"
+            )
+        found[f"{name} weights"] = weights
+    for name, t in found.items():
+        if t.device != dense.device:
+            raise ValueError(f"{name} must be on the device of dense, {dense.device}; got {t.device}")
+
+
+def _check_ids(name: str, t: Tensor, dim: int) -> None:
+    if not isinstance(t, Tensor) or t.is_floating_point() or t.is_complex() or t.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integer ids; got {_kind(t)}")
+    if t.dim() != dim:
+        raise ValueError(f"{name} must be {'(B, k)' if dim == 2 else 'of one dimension'}; got {tuple(t.shape)}")
+
+
+def _kind(value: object) -> str:
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
 
 
 OfBags = tuple[list[Tensor], list[Tensor], list[Any]]  # all bags' values, all their offsets, all their weights or None

@@ -5,7 +5,7 @@ Parameters and rows are cast to it, and the result to the dtype of x0.
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 from fastcross import reference
 from fastcross.kernels import closed_form, layers_of_products, multiplicative
 from fastcross.kernels.rows import as_rows, empty_rows
-from fastcross.ops import backends, checks
+from fastcross.ops import backends
 
 Options = dict[str, Any]
+ACTIVATIONS = (None, "relu", "tanh")
 
 
 def cross_matrix(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -30,7 +31,7 @@ def cross_matrix(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, back
     Returns:
         (..., d) in the dtype of ``x0``.
     """
-    checks.check_multiplicative(x0, ("bias",), weight=(weight, ("L", "d", "d")), bias=(bias, ("L", "d")))
+    _check(x0, ("bias",), weight=(weight, ("L", "d", "d")), bias=(bias, ("L", "d")))
     return _run("cross_matrix", backend, x0, (weight, bias), {})
 
 
@@ -56,8 +57,8 @@ def cross_low_rank(
     Returns:
         (..., d) in the dtype of ``x0``.
     """
-    checks.check_activation(activation)
-    checks.check_multiplicative(x0, ("bias",), u=(u, ("L", "d", "r")), v=(v, ("L", "r", "d")), bias=(bias, ("L", "d")))
+    check_activation(activation)
+    _check(x0, ("bias",), u=(u, ("L", "d", "r")), v=(v, ("L", "r", "d")), bias=(bias, ("L", "d")))
     options = {"activation": activation, "diag_scale": diag_scale}
     return _run("cross_low_rank", backend, x0, (u, v, bias), options)
 
@@ -89,9 +90,9 @@ def cross_mixture(
     Returns:
         (..., d) in the dtype of ``x0``.
     """
-    checks.check_activation(activation)
+    check_activation(activation)
     of_gate = ("L", "K", "d") if isinstance(gate, Tensor) and gate.dim() == 3 else ("K", "d")
-    checks.check_multiplicative(
+    _check(
         x0,
         ("bias", "gate", "gate_bias"),
         u=(u, ("L", "K", "d", "r")),
@@ -120,7 +121,7 @@ def cross_gated(
         (..., d) in the dtype of ``x0``.
     """
     square = ("L", "d", "d")
-    checks.check_multiplicative(x0, ("bias",), weight=(weight, square), gate=(gate, square), bias=(bias, ("L", "d")))
+    _check(x0, ("bias",), weight=(weight, square), gate=(gate, square), bias=(bias, ("L", "d")))
     return _run("cross_gated", backend, x0, (weight, gate, bias), {})
 
 
@@ -149,7 +150,7 @@ def cross_fcn(
     Returns:
         (..., d) in the dtype of ``x0``.
     """
-    checks.check_multiplicative(
+    _check(
         x0,
         weight=(weight, ("L", "d/2", "d")),
         bias=(bias, ("L", "d")),
@@ -158,6 +159,45 @@ def cross_fcn(
     )
     options = {"exponential": exponential, "eps": eps}
     return _run("cross_fcn", backend, x0, (weight, bias, norm_weight, norm_bias), options)
+
+
+def _check(x0: Tensor, optional: Collection[str] = (), **parameters: tuple[Tensor | None, tuple[str, ...]]) -> None:
+    """Each parameter comes with the names of its dimensions, which are of one size each.
+
+    d is x0's number of features; the other sizes are those of the parameter that has them first.
+    """
+    backends.check_x0(x0)
+    d = x0.shape[-1]
+    found = {"d": (d, "x0", x0), "d/2": (d // 2, "x0", x0)}
+    for name, (t, names) in parameters.items():
+        if t is None and name in optional:
+            continue
+        if t is None:
+            raise TypeError(f"{name} is missing; x0 {tuple(x0.shape)} needs a {name} {backends.form(names)}")
+        if not isinstance(t, Tensor):
+            raise TypeError(f"{name} must be a tensor; got {type(t).__name__} and x0 {tuple(x0.shape)}")
+        if t.dim() != len(names) or 0 in t.shape:
+            raise ValueError(
+                f"{name} must be {backends.form(names)} with d = {d}, none of them 0; "
+                f"got {name} {tuple(t.shape)} and x0 {tuple(x0.shape)}"
+            )
+        if "d/2" in names and d % 2:
+            raise ValueError(
+                f"x0 must have an even number of features; got x0 {tuple(x0.shape)} and {name} {tuple(t.shape)}"
+            )
+        for size, dimension in zip(t.shape, names, strict=True):
+            expected, owner, of = found.setdefault(dimension, (size, name, t))
+            if size != expected:
+                raise ValueError(
+                    f"{name} must be {backends.form(names)} with {dimension} = {expected}; "
+                    f"got {name} {tuple(t.shape)} and {owner} {tuple(of.shape)}"
+                )
+        backends.check_kind(name, t, x0)
+
+
+def check_activation(activation: str | None) -> None:
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation must be one of {', '.join(map(repr, ACTIVATIONS))}; got {activation!r}")
 
 
 def _run(name: str, backend: str, x0: Tensor, parameters: tuple[Tensor | None, ...], options: Options) -> Tensor:
