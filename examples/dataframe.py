@@ -13,7 +13,7 @@ table = pd.DataFrame(
         "tags": rng.choice(["new", "new|sale", "sale|gift", ""], size=5000),
     }
 )
-table["clicked"] = (table.age > 40) ^ (table.city == "Rome")  # only both columns together say anything
+table["clicked"] = (table.age > 40) ^ (table.city == "Rome")  # neither column alone says anything
 train, test = table[:4000], table[4000:]
 
 model = DCNClassifier(cross_layers=2, deep_layers=[32], lr=0.01, random_state=0, verbose=True)

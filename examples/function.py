@@ -1,4 +1,4 @@
-"""The operator as a function: L cross layers, their gradients, and the check against the paper's equation."""
+"""The operator as a function: L cross layers, their gradients, and the paper's equation."""
 
 import torch
 
@@ -11,7 +11,8 @@ bias = torch.zeros(6, 1026, requires_grad=True)  # (L, d); optional
 
 y = fastcross.cross_network(x0, weight, bias)  # x_L, (B, d)
 y.square().mean().backward()
-print(f"y {tuple(y.shape)}, dx0 {tuple(x0.grad.shape)}, dw {tuple(weight.grad.shape)}, db {tuple(bias.grad.shape)}")
+for name, tensor in {"y": y, "dx0": x0.grad, "dw": weight.grad, "db": bias.grad}.items():
+    print(name, tuple(tensor.shape))
 
-literal = fastcross.cross_network(x0, weight, bias, backend="reference")  # layer by layer, as the paper writes it
+literal = fastcross.cross_network(x0, weight, bias, backend="reference")  # layer by layer
 print(f"largest difference to the paper's equation: {(y - literal).abs().max():.1e}")

@@ -1,4 +1,4 @@
-"""Plain PyTorch: the cross network as a layer of your own model; then a file that serves it without fastcross."""
+"""A layer: the cross network in a model of your own, and a file that serves it without fastcross."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A whole DCN in a training loop of your own: embedding tables, cross network, deep network, loss."""
+"""A whole DCN in a training loop of your own: embeddings, cross network, deep network, loss."""
 
 import torch
 
@@ -7,10 +7,10 @@ from fastcross import DCN, optim
 CARDINALITIES = [1000, 20, 500]  # how many ids each categorical feature has
 torch.manual_seed(0)
 
-# A batch is two tensors: dense (B, num_dense), float, and categorical (B, len(CARDINALITIES)), integer.
+# A batch: dense (B, num_dense), float, and categorical (B, len(CARDINALITIES)), integer.
 dense = torch.randn(20_000, 4)
-categorical = torch.stack([torch.randint(0, cardinality, (20_000,)) for cardinality in CARDINALITIES], dim=1)
-clicked = ((categorical[:, 1] < 10) ^ (dense[:, 0] > 0)).float()  # only the cross of both features says anything
+categorical = torch.stack([torch.randint(0, n, (20_000,)) for n in CARDINALITIES], dim=1)
+clicked = ((categorical[:, 1] < 10) ^ (dense[:, 0] > 0)).float()  # neither feature alone says anything
 train, test = slice(0, 16_000), slice(16_000, None)
 
 model = DCN(CARDINALITIES, num_dense=4, embedding_dim=8, cross_layers=2, deep_layers=(64, 32))

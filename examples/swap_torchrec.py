@@ -1,4 +1,4 @@
-"""TorchRec: a model with an EmbeddingBagCollection and a VectorCrossNet; swap the latter, then compile."""
+"""TorchRec: a model with an EmbeddingBagCollection and a VectorCrossNet; swap it, then compile."""
 
 import torch
 from torch import Tensor, nn

@@ -53,7 +53,7 @@ def test_layer(tmp_path):
 
 def test_function(tmp_path):
     output = run("function.py", cwd=tmp_path)
-    assert "y (4096, 1026), dx0 (4096, 1026), dw (6, 1026), db (6, 1026)" in output
+    assert "y (4096, 1026)\ndx0 (4096, 1026)\ndw (6, 1026)\ndb (6, 1026)\n" in output
     assert float(output.split()[-1]) < 1e-5
 
 
