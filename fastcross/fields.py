@@ -1,6 +1,7 @@
 """The fields of a configuration: each must have the type that its annotation says."""
 
 import operator
+import re
 import types
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import fields
@@ -14,6 +15,7 @@ WORDS: dict[Any, tuple[str, ...]] = {
     str: ("a string",),
     types.NoneType: ("None",),
 }
+LARGEST = 2**31 - 1  # of any number of things
 
 
 def check_types(config: Any) -> None:
@@ -24,11 +26,28 @@ def check_types(config: Any) -> None:
     """
     hints = get_type_hints(type(config))
     for entry in fields(config):
-        value = getattr(config, entry.name)
-        try:
-            object.__setattr__(config, entry.name, _fit(value, hints[entry.name]))
-        except TypeError:
-            raise TypeError(f"{entry.name} must be {_spell(hints[entry.name])}; got {value!r}") from None
+        value = fitted(entry.name, getattr(config, entry.name), hints[entry.name])
+        object.__setattr__(config, entry.name, value)
+
+
+def fitted(name: str, value: Any, hint: Any) -> Any:
+    """The value as the type, or a TypeError that names the parameter."""
+    try:
+        return _fit(value, hint)
+    except TypeError:
+        raise TypeError(f"{name} must be {_spell(hint)}; got {value!r}") from None
+
+
+def layer_sizes(text: str) -> list[int]:
+    """1024,1024 or 292x6; 0 for no layers."""
+    sizes: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:x(\d+))?", part.strip())
+        size, times = (int(match[1]), int(match[2] or 1)) if match else (0, 0)
+        if max(size, times) > LARGEST or (not size * times and text.strip() != "0"):
+            raise ValueError(f"expected layer sizes as in 1024,1024 or 292x6, or 0 for none; got {text!r}")
+        sizes += [size] * times
+    return [size for size in sizes if size]
 
 
 def _fit(value: Any, hint: Any) -> Any:
@@ -64,5 +83,7 @@ def _spell(hint: Any) -> str:
 
 def _words(kind: Any) -> tuple[str, ...]:
     if get_origin(kind) in (Sequence, tuple):
-        return (f"a sequence of {_spell(get_args(kind)[0])}",)
+        kinds = {int: "integers", float: "numbers", str: "strings"}
+        of = get_args(kind)[0]
+        return (f"a sequence of {kinds.get(of) or _spell(of)}",)
     return WORDS.get(kind) or (kind.__name__,)

@@ -47,7 +47,8 @@ def print_run(run: Run) -> None:
     plan = run.config
     print(f"run {run.path}: {plan['model']}, {'finished' if run.result else 'unfinished'}")
     for name in ("options", "training", "cache", "device", "threads"):
-        print(f"{name}: {plain(plan[name])}")
+        if text := plain(plan[name]):
+            print(f"{name}: {text}")
     if run.result:
         print_metrics(run.result)
         print_strongest(load_model(run.path, "cpu"))

@@ -1,6 +1,7 @@
 """The fastcross command: runs what parser.py has parsed, and turns an error into one line on standard error.
 
-Exit codes: 0 done, 1 done but part of the input was lost, 2 an error, 130 interrupted by Ctrl-C.
+Exit codes: 0 done, 1 done but part of the input was lost, 2 an error, 130 interrupted by Ctrl-C, 143 by SIGTERM. (A
+training that is interrupted by either saves its state first, and exits with 130.)
 """
 
 import contextlib
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             run: Callable[..., int] = getattr(
                 importlib.import_module(f"fastcross.cli.{FILES.get(command, command)}"), command
             )
-        return run(args)
+        with _exiting_on_sigterm():
+            return run(args)
     except KeyboardInterrupt:
         # An interrupt that has passed through exec() of a text, as in many imports, is remembered as unhandled: Python
         # would end itself by the signal instead of with our exit code. A text that ends well makes it forget.
@@ -65,6 +67,20 @@ def _leaving_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+@contextlib.contextmanager
+def _exiting_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the command as an exception does, so that no half-written file is left behind."""
+    usual = signal.getsignal(signal.SIGTERM)
+    if usual is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, usual)
 
 
 def _explain(error: Exception) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 from fastcross._version import __version__
 from fastcross.data.columns import TASKS
 from fastcross.data.formats import FORMATS
+from fastcross.fields import LARGEST, layer_sizes
 from fastcross.models import CROSS_TYPES, MODELS
 from fastcross.training.config import (
     EMBEDDINGS,
@@ -184,7 +185,6 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-LARGEST = 2**31 - 1  # of any number of things
 CHECKPOINT = "run folder, or its best.safetensors"
 MOVED = "the cache the model was trained on, if it has moved"
 KEPT = "where to keep prepared data (default: ~/.cache/fastcross)"
@@ -402,16 +402,10 @@ def model_names(text: str) -> list[str]:
 
 def layers(text: str) -> list[int]:
     """1024,1024 or 292x6; 0 for no layers."""
-    sizes: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:x(\d+))?", part.strip())
-        if not match:
-            raise ArgumentTypeError(f"expected layer sizes as in 1024,1024 or 292x6, or 0 for none; got {text!r}")
-        size, times = int(match[1]), int(match[2] or 1)
-        if max(size, times) > LARGEST or (not size * times and text.strip() != "0"):
-            raise ArgumentTypeError(f"expected layer sizes as in 1024,1024 or 292x6, or 0 for none; got {text!r}")
-        sizes += [size] * times
-    return [size for size in sizes if size]
+    try:
+        return layer_sizes(text)
+    except ValueError as error:
+        raise ArgumentTypeError(str(error)) from None
 
 
 def multi_valued(text: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from fastcross.cli.parser import flag, refuse
 from fastcross.cli.printing import bars, print_cache, print_metrics, show
+from fastcross.data.cache import Cache
 from fastcross.data.columns import Columns
 from fastcross.data.preparation import prepare as prepare_cache
 from fastcross.distributed import launch, max_restarts, restarts, under_torchrun
@@ -19,6 +20,7 @@ from fastcross.training.config import GENERATED_ROWS, TrainingConfig
 from fastcross.training.experiment import Dataset, Experiment, model_options, resume, run_name
 from fastcross.training.extension import extend as extend_run
 from fastcross.training.loop import Interrupted, Logger
+from fastcross.training.run_folder import Run
 from fastcross.training.step import ALONE, Processes
 
 KINDS = ("categorical", "dense", "multi", "datetime", "drop")
@@ -90,7 +92,12 @@ def _train(args: Namespace, plan: Experiment, folder: Path, processes: Processes
     if leads:
         print_metrics(result)
         print(f"run folder: {folder}")
-    return 0
+    return _lost(folder)
+
+
+def _lost(folder: Path) -> int:
+    """1 where a part of the input of a run was lost, of which nobody knows how many rows it held."""
+    return 1 if Cache.open(Run(folder).config["cache"]).manifest["skipped"]["truncated"] else 0
 
 
 def extend(args: Namespace) -> int:
@@ -121,7 +128,7 @@ def extend(args: Namespace) -> int:
         return 130
     print_metrics(result)
     print(f"run folder: {target}")
-    return 0
+    return _lost(target)
 
 
 def experiment(args: Namespace, model: str, seed: int, *, strict: bool = True) -> Experiment:

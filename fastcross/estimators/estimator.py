@@ -5,6 +5,7 @@ What is heavy is imported where it is used: ``import fastcross`` looks these nam
 
 from __future__ import annotations
 
+import difflib
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from fastcross.estimators.kept_run import KeptRun
 from fastcross.extras import needs
+from fastcross.fields import fitted
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
@@ -40,6 +42,12 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 FILE = "estimator.json"  # in a saved run folder: what the run itself does not know
 PREPARATION_OPTIONS = ("min_frequency", "hash_buckets", "time_column")
+OF_PREPARATION = {  # types of what neither the model nor the training checks
+    **dict.fromkeys(("min_frequency", "hash_buckets"), int | None),
+    **dict.fromkeys(("group", "time_column"), str | None),
+    "split": str | Sequence[float],
+    "split_seed": int,
+}
 LARGEST_SEED = 2**31 - 1  # what NumPy draws and every platform takes
 
 
@@ -64,13 +72,21 @@ class Estimator(BaseEstimator):
 
     task: ClassVar[str]  # of fastcross.data.Columns
 
+    def __new__(cls, *args: Any, **parameters: Any) -> Self:
+        known = cls._get_param_names()
+        if unknown := [name for name in parameters if name not in known]:
+            close = difflib.get_close_matches(unknown[0], known, 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise TypeError(f"{cls.__name__} has no parameter {unknown[0]}{hint}")
+        return super().__new__(cls)
+
     model: str = "dcn"
     _: KW_ONLY
     cross_layers: int | None = None
     cross_type: str | None = None
     rank: int | None = None
     experts: int | None = None
-    deep_layers: Sequence[int] | None = None
+    deep_layers: Sequence[int] | str | None = None
     embedding_dim: int | Sequence[int] | None = None
     structure: str | None = None
     dropout: float | None = None
@@ -118,6 +134,7 @@ class Estimator(BaseEstimator):
             sample_weight: how much each row counts: an array, or the name of a column of X.
             eval_set: (X, y) or (X, y, sample_weight) of rows that tell when to stop; None: ``split`` sets some aside.
         """
+        from fastcross.data import Columns
         from fastcross.models import MODELS
         from fastcross.training.experiment import Experiment, model_options
 
@@ -126,6 +143,9 @@ class Estimator(BaseEstimator):
             model=self.model, options=options, training=self._training(), device=self.device, threads=self.threads
         )
         plan.check()
+        for name, hint in OF_PREPARATION.items():
+            fitted(name, getattr(self, name), hint)
+        fitted("columns", self.columns, Columns | Mapping | None)
         before = dict(vars(self))
         try:
             self._fit(plan, X, y, sample_weight, eval_set)
@@ -237,10 +257,14 @@ class Estimator(BaseEstimator):
         source = X if _is_path(X) else self._table(X)
         return predict_rows(trained.model, read_for_prediction(source, trained.encoder, labelled=labelled))
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the run folder, which :meth:`load` and every command of the command line read."""
+    def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
+        """Write the run folder, which :meth:`load` and every command of the command line read.
+
+        Args:
+            overwrite: replace a run folder that is there.
+        """
         check_is_fitted(self, "run_")
-        self.run_.copy_to(Path(path), FILE, self._facts())
+        self.run_.copy_to(Path(path), FILE, self._facts(), overwrite=overwrite)
 
     @classmethod
     def load(cls, path: str | PathLike[str], device: str = "auto") -> Self:

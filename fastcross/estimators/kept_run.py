@@ -42,12 +42,17 @@ class KeptRun:
         for name in LEFT_OUT:
             (self.path / name).unlink(missing_ok=True)
 
-    def copy_to(self, path: Path, name: str, content: dict[str, Any]) -> None:
-        """The run folder, and in it a file of JSON, at another place that is free; whole or not at all."""
+    def copy_to(self, path: Path, name: str, content: dict[str, Any], *, overwrite: bool = False) -> None:
+        """The run folder, and in it a file of JSON, at another place; whole or not at all.
+
+        A run that is there is replaced if ``overwrite``; anything else is left alone."""
         from fastcross.training.run_folder import Run
 
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ValueError(f"{path} is there already; save to another folder, or remove it")
+            if not overwrite:
+                raise ValueError(f"{path} is there already; save(path, overwrite=True) replaces a run")
+            if not (path / "config.json").exists():
+                raise ValueError(f"{path} is there already, and is no run folder; overwrite=True replaces a run alone")
         with building(path) as folder:
             shutil.copytree(self.path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
             run = Run(folder)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fastcross.fields import layer_sizes
 from fastcross.layers.cross import (
     CrossFCN,
     CrossGated,
@@ -25,12 +26,17 @@ from fastcross.ops.embedding import Bags
 class DeepConfig(ModelConfig):
     """The deep network and the logits. The defaults are the middle of the paper's grid for Criteo (section 4.2)."""
 
-    deep_layers: Sequence[int] = field(default=(1024, 1024), kw_only=True)  # sizes
+    deep_layers: Sequence[int] = field(default=(1024, 1024), kw_only=True)  # sizes; a text such as "292x6" becomes them
     batch_norm: bool = field(default=True, kw_only=True)  # between W h and the ReLU
     dropout: float = field(default=0.0, kw_only=True)  # after each ReLU
     logits_bias: bool = field(default=True, kw_only=True)  # eq. 5 has none
 
     def __post_init__(self) -> None:
+        if isinstance(self.deep_layers, str):
+            try:
+                object.__setattr__(self, "deep_layers", layer_sizes(self.deep_layers))
+            except ValueError as error:
+                raise TypeError(f"deep_layers must be a sequence of integers; {error}") from None
         super().__post_init__()
         if any(size < 1 for size in self.deep_layers):
             raise ValueError(f"every deep layer must be at least 1; got deep_layers = {self.deep_layers}")
@@ -78,7 +84,7 @@ class DCN(Model):
         cross_type: "vector" is the paper's cross network; "matrix", "low_rank" and "mixture" are DCN-V2's, "gated" is
             GDCN's, "fcn" FCN's linear one.
         rank, experts: of the cross types that have them: r (None: d/4) and K.
-        deep_layers: the deep network's sizes; () leaves the cross network alone.
+        deep_layers: the deep network's sizes, also as "1024,1024" or "292x6"; () leaves the cross network alone.
         structure: "parallel", or "stacked", where the deep network reads x_L instead of x0.
         batch_norm: in the deep network, between W h and the ReLU.
         dropout: after each ReLU.

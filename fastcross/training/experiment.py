@@ -326,6 +326,7 @@ class Experiment:
                 "cache": str(cache.path.resolve()),
                 "fingerprint": cache.fingerprint,
                 "encoder": cache.encoder_fingerprint,
+                "training": asdict(self.training),
             }
             facts: dict[str, Any] = {"parameters": count(model), "dense_parameters": count(model, embeddings=False)}
             if optimum:

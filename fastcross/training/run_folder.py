@@ -212,6 +212,11 @@ def _check_owner(path: Path, state: dict[str, Any], config: dict[str, Any]) -> N
         if state.get(name) != config.get(known):
             both = f"expected {known} {str(config.get(known))[:12]}, got {str(state.get(name))[:12]}"
             raise CheckpointError(f"the best checkpoint in {path} is not that of this run: {both}")
+    for name, value in config["training"].items():
+        if (found := state.get("training", {}).get(name, value)) != value:
+            raise CheckpointError(
+                f"the best checkpoint in {path} is not that of this run: expected {name} {value}, got {found}"
+            )
 
 
 def _read_best(run: Run) -> dict[str, Any]:

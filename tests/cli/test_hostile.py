@@ -1,5 +1,6 @@
 """What looks right and is not: runs, caches, files moved, mixed up, damaged, changed; options that cannot be meant."""
 
+import gzip
 import json
 import os
 import shutil
@@ -289,3 +290,20 @@ def test_a_damaged_run(run, log, fails, file):
     assert f"damaged/{file}" in message
     assert "defect" not in message
     assert not Path("p.csv").exists()
+
+
+def test_a_checkpoint_of_another_seed_is_told_apart(two, fails):
+    assert main(["train", "--data", "cA", "--run", "rC", "--seed", "1", *TINY]) == 0
+    for name in ("best.safetensors", "best.safetensors.checksum"):
+        shutil.copy(f"rC/{name}", f"rA/{name}")
+    said = fails("predict", "rA", "A.csv", "--output", "p.csv")
+    assert "the best checkpoint in rA is not that of this run: expected seed 0, got 1" in said
+
+
+def test_a_training_on_a_file_that_breaks_off_is_not_all_right(tmp_path, capsys):
+    path = write(tmp_path / "A.csv", 3000)
+    whole = gzip.compress(path.read_bytes())
+    (tmp_path / "A.csv.gz").write_bytes(whole[: len(whole) * 3 // 4])
+    assert main(["train", "--data", "A.csv.gz", "--on-error", "skip", "--run", "r", *TINY]) == 1
+    assert "is damaged or ends early" in capsys.readouterr().err
+    assert (tmp_path / "r" / "result.json").exists()

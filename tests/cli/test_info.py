@@ -49,6 +49,13 @@ def test_info(run, cache, capsys):
     assert "made from clicks.txt" in capsys.readouterr().out
 
 
+def test_info_of_a_run_without_options_has_no_empty_line(cache, capsys):
+    assert main(["train", "--data", str(cache), "--run", "r", "--model", "lr", "--epochs", "1"]) == 0
+    capsys.readouterr()
+    assert main(["info", "r"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if line.rstrip().endswith(":")] == []
+
+
 def test_a_run_without_its_cache_explains_a_file(trained, tmp_path, capsys):
     shutil.copytree(trained / "run", tmp_path / "run")
     shutil.move(trained / "cache", trained / "elsewhere")

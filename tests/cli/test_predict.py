@@ -22,6 +22,8 @@ from fastcross.training.run_folder import load_model
 from tests.cli.helpers import BAD_ROWS, SMALL, edited, read
 from tests.serving_tables import COLUMNS, run_alone, write_movies
 
+ROOT = str(Path(__file__).resolve().parents[2])
+
 
 def test_evaluate_repeats_what_training_reported(run, capsys):
     assert main(["evaluate", str(run), "--output", "metrics.json"]) == 0
@@ -363,3 +365,14 @@ def test_what_onnx_cannot_say_is_refused(log, tmp_path, fails):
     Path("model.encoder").rmdir()
     assert main(["export", "hashed-run", "--output", "model.onnx", "--encoded"]) == 0
     assert sorted(path.name for path in Path("model.encoder").iterdir()) == ["encoder.json"]
+
+
+def test_sigterm_leaves_no_temporary_file(run, log, tmp_path):
+    script = f"""
+import signal, sys
+from fastcross.cli import main, predict
+predict._CsvFile.write = lambda *args: signal.raise_signal(signal.SIGTERM)
+sys.exit(main.main(["predict", {str(run)!r}, {str(log)!r}, "--output", "p.csv"]))
+"""
+    assert subprocess.run([sys.executable, "-c", script], env={**os.environ, "PYTHONPATH": ROOT}).returncode == 143
+    assert list(tmp_path.iterdir()) == []

@@ -1,12 +1,14 @@
 """What cannot be fitted or predicted is one clear error, which names what and where, and changes nothing."""
 
+import re
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 from sklearn.exceptions import NotFittedError
 
-from fastcross import DCNClassifier, DCNRegressor
+from fastcross import DCN, DCNClassifier, DCNRegressor
 from tests.estimators.helpers import SMALL, clicks
 
 
@@ -147,3 +149,31 @@ def test_a_fit_that_fails_leaves_what_was_fitted(fitted):
         fitted.fit(table[["age", "clicked"]], "clicked", eval_set=(table[["city", "clicked"]], "clicked"))
     assert list(fitted.feature_names_in_) == ["age", "city", "tags"]
     np.testing.assert_array_equal(fitted.predict_proba(clicks()), before)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        ({"crosslayers": 2}, "DCNClassifier has no parameter crosslayers; did you mean cross_layers?"),
+        ({"min_frequency": "3"}, "min_frequency must be an integer or None; got '3'"),
+        ({"hash_buckets": 1.5}, "hash_buckets must be an integer or None; got 1.5"),
+        ({"split_seed": "a"}, "split_seed must be an integer; got 'a'"),
+        ({"columns": 5}, "columns must be Columns, Mapping or None; got 5"),
+        ({"deep_layers": 32}, "deep_layers must be a sequence of integers; got 32"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_parameters_of_another_type_are_named(parameters, message):
+    with pytest.raises(TypeError, match=re.escape(message)):
+        DCNClassifier(**SMALL | parameters).fit(clicks(), "clicked")
+
+
+def test_layers_that_are_written_as_on_the_command_line(tmp_path):
+    estimator = DCNClassifier(**SMALL | {"deep_layers": "8x2"}).fit(clicks(), "clicked")
+    assert estimator.run_.trained.model.config.deep_layers == (8, 8)
+    assert DCN([3], 1, deep_layers="32,16").config.deep_layers == (32, 16)
+    with pytest.raises(
+        TypeError,
+        match=r"deep_layers must be a sequence of integers; expected layer sizes as in .* got 'wide'",
+    ):
+        DCN([3], 1, deep_layers="wide")

@@ -114,8 +114,14 @@ def test_saved_loaded_pickled(fitted, tmp_path):
         assert copy.classes_.dtype == fitted.classes_.dtype
         assert copy.get_params() | {"device": "auto"} == fitted.get_params()
         assert copy.score(table, "clicked") == fitted.score(table, "clicked")
-    with pytest.raises(ValueError, match="is there already"):
+    with pytest.raises(ValueError, match=r"is there already; save\(path, overwrite=True\) replaces a run"):
         fitted.save(tmp_path / "run")
+    DCNClassifier(**SMALL | {"random_state": 1}).fit(table, "clicked").save(tmp_path / "run", overwrite=True)
+    assert DCNClassifier.load(tmp_path / "run").random_state == 1
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="is no run folder"):
+        fitted.save(tmp_path / "other", overwrite=True)
     with pytest.raises(ValueError, match="the label is one of binary; DCNRegressor is for regression"):
         DCNRegressor.load(tmp_path / "run")
 

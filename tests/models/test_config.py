@@ -27,7 +27,7 @@ NOT_A = {
     "l2": ["0.1", True, None, 1j],
     "sparse_gradients": ["no", 0, 1, None],
     "backend": [1, None],
-    "deep_layers": ["16", 16, [16, None], [16.0]],
+    "deep_layers": ["wide", 16, [16, None], [16.0]],
     "batch_norm": ["no", "False", 0, 1.0, None],
     "dropout": ["0.5", True, None],
     "logits_bias": ["yes", 1, None],
@@ -94,7 +94,7 @@ def test_unions_and_nested_sequences_say_what_they_want():
     assert Config(3, [[1, 2], (3,)]) == Config(3, ((1, 2), (3,)))
     with pytest.raises(TypeError, match="number must be an integer or None; got 'a'"):
         Config("a")
-    with pytest.raises(TypeError, match="pairs must be a sequence of a sequence of an integer; got 3"):
+    with pytest.raises(TypeError, match="pairs must be a sequence of a sequence of integers; got 3"):
         Config(pairs=3)
 
 
