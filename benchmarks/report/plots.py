@@ -46,8 +46,6 @@ def against(suite: Suite, file: Path, axis: str, value: str, labels: tuple[str, 
         x, y = series(suite.cases, axis, name, value)
         if x and any(y):
             axes.plot(x, [scale * v for v in y], label=name, markersize=5, **style)
-    ticks = sorted({case.workload[axis] for case in suite.cases})
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
     _finish(figure, axes, labels, f"{_fixed(suite, axis)}\n{_where(suite)}", file)
 
 
@@ -80,20 +78,27 @@ def roofline(suite: Suite, file: Path) -> None:
             axes.annotate(f"L = {depth}", point, textcoords="offset points", xytext=(6, -10), fontsize=8)
         named.add(name)
     labels = "operations per byte moved", "10⁹ operations per second"
-    title = f"Roofline, forward + backward, {_fixed(suite, 'layers')}\n{_where(suite)}"
+    title = f"Roofline, forward + backward\n{_fixed(suite, 'layers')}\n{_where(suite)}"
     _finish(figure, axes, labels, title, file)
 
 
 def time_against_depth(suite: Suite, file: Path) -> None:
-    against(suite, file, "layers", "seconds", ("layers L", "forward + backward, ms"), 1e3)
+    against(suite, file, "layers", "seconds", ("number of cross layers", "time of forward + backward pass, ms"), 1e3)
 
 
 def memory_against_depth(suite: Suite, file: Path) -> None:
-    against(suite, file, "layers", "kept_bytes", ("layers L", "kept for the backward pass, MiB"), 2**-20)
+    against(
+        suite,
+        file,
+        "layers",
+        "kept_bytes",
+        ("number of cross layers", "memory kept for the backward pass, MiB"),
+        2**-20,
+    )
 
 
 def time_against_width(suite: Suite, file: Path) -> None:
-    against(suite, file, "d", "seconds", ("features d", "forward + backward, ms"), 1e3)
+    against(suite, file, "d", "seconds", ("number of features", "time of forward + backward pass, ms"), 1e3)
 
 
 # Name of the file and of a suite's entry in the registry -> caption, and what draws it.
@@ -119,19 +124,22 @@ def draw(suites: dict[str, Suite], folder: Path) -> list[str]:
 def _fixed(suite: Suite, axis: str) -> str:
     """What all points of a figure share."""
     workload = suite.cases[0].workload
-    names = {"rows": "B", "d": "d", "layers": "L"}
-    shared = [f"{name} = {workload[key]}" for key, name in names.items() if key != axis]
+    names = {"rows": "rows", "d": "features", "layers": "layers"}
+    shared = [f"{workload[key]} {name}" for key, name in names.items() if key != axis]
     return f"cross network, {', '.join(shared)}, {workload['dtype']}"
 
 
 def _where(suite: Suite) -> str:
     on = suite.machine
-    return on.get("gpu") or f"{on['processor']}, {on['threads']} threads"
+    kernels = ", CPU kernels before C++ (Numba)" if "numba" in suite.versions else ""
+    return on.get("gpu") or f"{on['processor']}, {on['threads']} threads{kernels}"
 
 
 def _finish(figure: Any, axes: Any, labels: tuple[str, str], title: str, file: Path) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter("{x:g}")  # 0.1, 8 or 32 in place of powers
     axes.set_xlabel(labels[0])
     axes.set_ylabel(labels[1])
     axes.set_title(title, fontsize=10)

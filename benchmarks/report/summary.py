@@ -19,12 +19,14 @@ def summary(suites: dict[str, Suite]) -> str:
         rows.append([name, tables.duration(case.seconds(name).middle), gain, kept, peak])
     rows += [[name, "missing", "", "", ""] for name in case.missing]
     header = ["", "time", "fastcross is faster by", "kept for backward", "peak memory"]
-    runs = "of one run" if suite.runs == 1 else f"of the medians of {suite.runs} runs"
+    on, kind = suite.machine, case.workload
+    runs = "One run" if suite.runs == 1 else f"Medians of the medians of {suite.runs} runs"
     lines = [
-        f"**{case.title}**",
+        f"Forward and backward pass of {kind['layers']} cross layers: {kind['rows']} rows, {kind['d']} features,"
+        f" {kind['dtype']}.",
         tables.markdown(header, rows),
-        f"Each figure is the median {runs}; in brackets the lowest 20th and the highest 80th percentile of any run."
-        f" {tables.provenance(suite)}. [All suites](docs/benchmarks.md), [every sample](benchmarks/results).",
+        f"{runs} on {on.get('gpu') or on['processor']}, {on['threads']} threads; in brackets the 20th to 80th"
+        " percentile. [All measurements, with commands, versions and definitions](docs/benchmarks.md).",
     ]
     return "\n\n".join(lines)
 

@@ -151,7 +151,7 @@ def test_report_from_three_runs(tmp_path):
     assert "old numbers" not in text
     paper = runs.load(tmp_path)["cross_network"].cases[0]
     assert tables.spread(paper.ratio(EAGER.name, OURS.name)) in text
-    assert "the medians of 3 runs" in text
+    assert "Medians of the medians of 3 runs" in text
     written = page.read_text()
     assert f"1/{(24 * 2 + 3) / 3:.0f} of what the eager loop keeps" in written
     assert gpu_static.ESTIMATE in written
