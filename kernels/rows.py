@@ -15,15 +15,6 @@ def accumulation_dtype(*tensors: Tensor | None) -> torch.dtype:
     return torch.float32
 
 
-def as_rows(x: Tensor) -> Tensor:
-    """(..., d) -> (M, d) with unit column stride; a view wherever the strides allow it."""
-    if x.dim() != 2:
-        x = x.reshape(-1, x.shape[-1])
-    if x.is_contiguous():  # found sooner than a stride
-        return x
-    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()
-
-
 def stride_like(x: Tensor) -> int:
     """The stride between rows of a result that is made like the rows ``x``: theirs, where it is padding."""
     stride, d = x.stride(0), x.shape[1]

@@ -215,3 +215,12 @@ def check_kind(name: str, t: Tensor, x0: Tensor) -> None:
 
 def form(names: tuple[str, ...]) -> str:
     return f"({', '.join(names)}{',' if len(names) == 1 else ''})"
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """(..., d) -> (M, d) with unit column stride; a view wherever the strides allow it."""
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+    if x.is_contiguous():  # found sooner than a stride
+        return x
+    return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fastcross import reference
 from fastcross.kernels import closed_form
-from fastcross.kernels.rows import as_rows, empty_rows
+from fastcross.kernels.rows import empty_rows
 from fastcross.ops import backends
 
 
@@ -32,7 +32,7 @@ def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = Non
         return closed_form.cross_layer(x0, x, weight, bias)
     if chosen == "reference":
         return reference.cross_layer(x0, x, weight, bias)
-    rows, x_rows = as_rows(x0), as_rows(x)
+    rows, x_rows = backends.as_rows(x0), backends.as_rows(x)
     if backends.differentiates(x0, x, weight, bias):
         y = CrossLayerFunction.apply(rows, x_rows, weight, bias, chosen)
     else:
@@ -70,18 +70,20 @@ class CrossLayerFunction(torch.autograd.Function):
         if backends.is_differentiated():
             return *backends.closed_form_vjp(closed_form.cross_layer, (x0, x, w, b), dy), None
         needs = ctx.needs_input_grad[:4]
-        grads = backends.kernel("cross_layer_bwd", ctx.backend, x0)(as_rows(dy), x0, x, w, b, needs)
+        grads = backends.kernel("cross_layer_bwd", ctx.backend, x0)(backends.as_rows(dy), x0, x, w, b, needs)
         return *backends.needed_only(grads, needs), None
 
 
 def _fake_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tensor:
-    return empty_rows(as_rows(x0))
+    return empty_rows(backends.as_rows(x0))
 
 
 def _fake_bwd(
     dy: Tensor, x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dx0, dx = (empty_rows(as_rows(t)) if needed else t.new_empty(0) for t, needed in zip((x0, x), needs, strict=False))
+    dx0, dx = (
+        empty_rows(backends.as_rows(t)) if needed else t.new_empty(0) for t, needed in zip((x0, x), needs, strict=False)
+    )
     return dx0, dx, backends.empty_unless(needs[2], w), backends.empty_unless(needs[3], w if b is None else b)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastcross import reference
 from fastcross.kernels import closed_form
-from fastcross.kernels.rows import accumulation_dtype, as_rows, empty_rows, kept_shape
+from fastcross.kernels.rows import accumulation_dtype, empty_rows, kept_shape
 from fastcross.ops import backends
 
 
@@ -33,7 +33,7 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, bac
         return closed_form.cross_network(x0, weight, bias)
     if chosen == "reference":
         return reference.cross_network(x0, weight, bias)
-    rows = as_rows(x0)
+    rows = backends.as_rows(x0)
     if backends.differentiates(x0, weight, bias):
         y = CrossNetworkFunction.apply(rows, weight, bias, chosen)
     else:
@@ -60,7 +60,7 @@ def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor, 
         return closed_form.cross_logits(x0, weight, bias, head)
     if chosen == "reference":
         return reference.cross_logits(x0, weight, bias, head)
-    rows = as_rows(x0)
+    rows = backends.as_rows(x0)
     if backends.differentiates(x0, weight, bias, head):
         z = CrossLogitsFunction.apply(rows, weight, bias, head, chosen)
     else:
@@ -96,7 +96,7 @@ class CrossNetworkFunction(torch.autograd.Function):
         if backends.is_differentiated():
             return *backends.closed_form_vjp(closed_form.cross_network, (x0, w, b), dy), None
         needs = ctx.needs_input_grad[:3]
-        grads = backends.kernel("cross_network_bwd", ctx.backend, x0)(as_rows(dy), x0, w, b, p, needs)
+        grads = backends.kernel("cross_network_bwd", ctx.backend, x0)(backends.as_rows(dy), x0, w, b, p, needs)
         return *backends.needed_only(grads, needs), None
 
 
@@ -116,20 +116,20 @@ class CrossLogitsFunction(torch.autograd.Function):
         if backends.is_differentiated():
             return *backends.closed_form_vjp(closed_form.cross_logits, (x0, w, b, v), dz), None
         needs = ctx.needs_input_grad[:4]
-        grads = backends.kernel("cross_logits_bwd", ctx.backend, x0)(as_rows(dz), x0, w, b, v, p, needs)
+        grads = backends.kernel("cross_logits_bwd", ctx.backend, x0)(backends.as_rows(dz), x0, w, b, v, p, needs)
         return *backends.needed_only(grads, needs), None
 
 
 def _fake_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool) -> tuple[Tensor, Tensor]:
     dtype = accumulation_dtype(x0, w, b)
     shape = kept_shape(w.shape[0], x0, w.dtype, dtype) if keep_p else (0,)
-    return empty_rows(as_rows(x0)), x0.new_empty(shape, dtype=dtype)
+    return empty_rows(backends.as_rows(x0)), x0.new_empty(shape, dtype=dtype)
 
 
 def _fake_bwd(
     dy: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, p: Tensor, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dx0 = empty_rows(as_rows(x0)) if needs[0] else x0.new_empty(0)
+    dx0 = empty_rows(backends.as_rows(x0)) if needs[0] else x0.new_empty(0)
     return dx0, backends.empty_unless(needs[1], w), backends.empty_unless(needs[2], w if b is None else b)
 
 
@@ -142,7 +142,7 @@ def _fake_logits_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p:
 def _fake_logits_bwd(
     dz: Tensor, x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, p: Tensor, needs: list[bool]
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    dx0 = empty_rows(as_rows(x0)) if needs[0] else x0.new_empty(0)
+    dx0 = empty_rows(backends.as_rows(x0)) if needs[0] else x0.new_empty(0)
     dw, db = backends.empty_unless(needs[1], w), backends.empty_unless(needs[2], w if b is None else b)
     return dx0, dw, db, backends.empty_unless(needs[3], v)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from fastcross import reference
 from fastcross.batch import Bag
 from fastcross.kernels import embedding as plain
-from fastcross.kernels.rows import accumulation_dtype, as_rows
+from fastcross.kernels.rows import accumulation_dtype
 from fastcross.ops import backends
 from fastcross.ops.row_updates import mark_heads
 
@@ -239,7 +239,7 @@ class EmbeddingStackFunction(torch.autograd.Function):
                 found = _plain_bwd(dx0, ids, bags, pooling, ctx.sizes, needs, sparse)
             else:
                 bwd = torch.ops.fastcross.embedding_stack_bwd
-                found = bwd(as_rows(dx0), ids, *bags, ctx.sizes, needs, pooling, not sparse)
+                found = bwd(backends.as_rows(dx0), ids, *bags, ctx.sizes, needs, pooling, not sparse)
             dtables = _as_gradients(found, ctx.sizes, ctx.dtypes, needs, sparse and plain.is_compact(dx0), sparse)
         ddense = dx0[:, sum(ctx.sizes[1::2]) :].to(ctx.dense_dtype) if ctx.needs_input_grad[0] else None
         return ddense, *(None,) * (3 + 2 * ctx.bags), *dweights, *dtables
@@ -257,7 +257,7 @@ def _plain_bwd(
     dtype = accumulation_dtype(dx0)
     coefficients = [plain.pooling_coefficients(*bag, pooling, dtype) for bag in zip(*bags, strict=True)]
     bwd = plain.embedding_stack_bwd if sparse else plain.embedding_stack_bwd_dense
-    return bwd(as_rows(dx0), ids, *bags[:2], coefficients, sizes, needs)
+    return bwd(backends.as_rows(dx0), ids, *bags[:2], coefficients, sizes, needs)
 
 
 def _as_gradients(
@@ -378,7 +378,7 @@ class KeyedStackFunction(torch.autograd.Function):
         elif any(needs):
             counts = plain.entries(ids, values, kept)
             bwd = backends.kernel("embedding_stack_keyed_bwd", backend, dx0)
-            found, numbers = bwd(as_rows(dx0), keys, rows, coefficients, sizes, counts, ctx.bags)
+            found, numbers = bwd(backends.as_rows(dx0), keys, rows, coefficients, sizes, counts, ctx.bags)
             parts = plain.split(found, numbers.to(ctx.dtype), counts, sizes[1::2])
             to_gradient: Callable[..., Tensor] = _heads_gradient if sparse else _dense_gradient
             dtables = [

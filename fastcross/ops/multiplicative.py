@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastcross import reference
 from fastcross.kernels import closed_form, layers_of_products, multiplicative
-from fastcross.kernels.rows import as_rows, empty_rows
+from fastcross.kernels.rows import empty_rows
 from fastcross.ops import backends
 
 Options = dict[str, Any]
@@ -216,7 +216,7 @@ def _run(name: str, backend: str, x0: Tensor, parameters: tuple[Tensor | None, .
     with closed_form.without_autocast(x0):
         if chosen == "torch":
             return getattr(multiplicative, name)(x0.to(dtype), *cast, **options).to(x0.dtype)
-        operands = as_rows(x0.to(dtype)), *cast
+        operands = backends.as_rows(x0.to(dtype)), *cast
         if backends.differentiates(*operands):
             y = MultiplicativeFunction.apply(name, chosen, tuple(options.items()), *operands)
         else:
@@ -253,7 +253,7 @@ class MultiplicativeFunction(torch.autograd.Function):
             function = functools.partial(getattr(multiplicative, ctx.name), **options)
             return None, None, None, *backends.closed_form_vjp(function, operands, dy)
         kernel = backends.kernel(f"{ctx.name}_bwd", ctx.backend, dy)
-        grads = kernel(as_rows(dy), *operands, *options.values(), kept, needs)
+        grads = kernel(backends.as_rows(dy), *operands, *options.values(), kept, needs)
         return None, None, None, *backends.needed_only(tuple(grads), needs)
 
 
@@ -265,11 +265,11 @@ def _define(name: str, kind: type, operands: str, options: str, width: Callable[
     def fake_fwd(*args: Any) -> tuple[Tensor, list[Tensor]]:
         (x0, *parameters), keep = args[:count], args[-1]
         kept = [x0.new_empty(parameters[0].shape[0], x0.shape[0], width(*parameters))] if keep else []
-        return empty_rows(as_rows(x0)), kept
+        return empty_rows(backends.as_rows(x0)), kept
 
     def fake_bwd(dy: Tensor, *args: Any) -> list[Tensor]:
         (x0, *parameters), needs = args[:count], args[-1]
-        dx0 = empty_rows(as_rows(x0)) if needs[0] else x0.new_empty(0)
+        dx0 = empty_rows(backends.as_rows(x0)) if needs[0] else x0.new_empty(0)
         given = zip(parameters, needs[1:], strict=True)
         return [dx0, *(x0.new_empty(t.shape if t is not None and need else 0) for t, need in given)]
 

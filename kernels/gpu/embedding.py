@@ -35,7 +35,7 @@ from torch import Tensor
 
 from fastcross.kernels import embedding as plain
 from fastcross.kernels.gpu import launch
-from fastcross.kernels.rows import accumulation_dtype, as_rows
+from fastcross.kernels.rows import accumulation_dtype
 
 FIELDS = tl.constexpr(6)  # of a table: address, width, height, column of x0, first key, number among those with keys
 NONE = tl.constexpr(plain.NO_FAULT)
@@ -246,7 +246,8 @@ def embedding_stack_keyed_fwd(
     places = [sum(counts[K:k]) if counts[k] else -1 for k in range(K, len(tables))]
     sizes = [size for value, place in zip(values, places, strict=True) for size in odd(len(value), place + 1)]
     align = word_of(x0.element_size(), widths, [field[0] for field in fields])
-    dense, block = as_rows(dense), block_of(widths, align)
+    dense = dense if dense.stride(1) == 1 else dense.contiguous()
+    block = block_of(widths, align)
     words = 2 if values and x0.element_size() < 8 else 4  # of each thread: what compiles without a spill
     block_m = max(1, words * THREADS * align // block)
     _stack_fwd_kernel[(-(-M // block_m), programs)](
