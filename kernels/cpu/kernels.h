@@ -87,36 +87,49 @@ struct RowUpdate {  // of one table; rows ascend, values stand at the first of e
   bool row_wise;
 };
 
-// Functions over [start, stop) write nothing outside of their share, so any thread may run any of them. Totals, sums over
-// rows in double, are written by the share that computed them, and added up by `finish` in the order of the shares.
-#define FASTCROSS_DECLARE(ISA)                                                                                      \
-  namespace ISA {                                                                                                   \
-  void cross_layer_fwd(const CrossLayer&, int64_t start, int64_t stop);                                             \
-  /* totals (2, d): Σ ds x, Σ g */                                                                                  \
-  void cross_layer_bwd(const CrossLayer&, int64_t start, int64_t stop, double* scratch, double* totals);            \
-  void cross_layer_finish(const CrossLayer&, const double* totals, int64_t shares, void* dw, void* db);             \
-  void cross_network_prepare(const CrossNetwork&);                                                                  \
-  void cross_network_fwd(const CrossNetwork&, int64_t start, int64_t stop, double* scratch);                        \
-  /* totals, K = L + C: (K + 1, d): Σ dp_l x0, Σ dq_c x0, Σ g; then (K,): Σ a_{l+1}, Σ dz_c */                      \
-  void cross_network_bwd(const CrossNetwork&, int64_t start, int64_t stop, double* scratch, double* totals);        \
-  void cross_network_finish(const CrossNetwork&, double* totals, int64_t shares, void* dw, void* db, void* dv);     \
-  void embedding_fwd(const Embedding&, int64_t start, int64_t stop);                                                \
-  int64_t embedding_bwd(const Embedding&, const Table&, int64_t* scratch, int64_t* rows, void* values, bool dense); \
-  void product_fwd(const Product&, int64_t start, int64_t stop);                                                    \
-  /* totals (d,): Σ du; null where it is not needed */                                                              \
-  void product_bwd(const Product&, int64_t start, int64_t stop, double* scratch, double* totals);                   \
-  void gated_fwd(const Product&, int64_t start, int64_t stop);                                                      \
-  void gated_bwd(const Product&, int64_t start, int64_t stop, double* scratch, double* totals);                     \
-  void activate_fwd(const Experts&, int64_t start, int64_t stop);                                                   \
-  void activate_bwd(const Experts&, int64_t start, int64_t stop);                                                   \
-  void experts_fwd(const Experts&, int64_t start, int64_t stop, double* scratch);                                   \
-  void experts_bwd(const Experts&, int64_t start, int64_t stop, double* scratch);                                   \
-  void fcn_fwd(const Fcn&, int64_t start, int64_t stop);                                                            \
-  /* totals (2, d): Σ dz; Σ n dm and Σ dm */                                                                        \
-  void fcn_bwd(const Fcn&, int64_t start, int64_t stop, double* scratch, double* totals);                           \
-  void adam_rows(const RowUpdate&, int64_t start, int64_t stop);                                                    \
-  void adagrad_rows(const RowUpdate&, int64_t start, int64_t stop);                                                 \
-  void sgd_rows(const RowUpdate&, int64_t start, int64_t stop);                                                     \
+// All kernels, a line each: result, name and arguments. Functions over [start, stop) write nothing outside of their share,
+// so any thread may run any of them. Totals, sums over rows in double, are written by the share that computed them, and
+// added up by `finish` in the order of the shares.
+#define FASTCROSS_KERNELS(KERNEL)                                                                                             \
+  KERNEL(void, cross_layer_fwd, (const CrossLayer&, int64_t start, int64_t stop))                                             \
+  /* totals (2, d): Σ ds x, Σ g */                                                                                            \
+  KERNEL(void, cross_layer_bwd, (const CrossLayer&, int64_t start, int64_t stop, double* scratch, double* totals))            \
+  KERNEL(void, cross_layer_finish, (const CrossLayer&, const double* totals, int64_t shares, void* dw, void* db))             \
+  KERNEL(void, cross_network_prepare, (const CrossNetwork&))                                                                  \
+  KERNEL(void, cross_network_fwd, (const CrossNetwork&, int64_t start, int64_t stop, double* scratch))                        \
+  /* totals, K = L + C: (K + 1, d): Σ dp_l x0, Σ dq_c x0, Σ g; then (K,): Σ a_{l+1}, Σ dz_c */                                \
+  KERNEL(void, cross_network_bwd, (const CrossNetwork&, int64_t start, int64_t stop, double* scratch, double* totals))        \
+  KERNEL(void, cross_network_finish, (const CrossNetwork&, double* totals, int64_t shares, void* dw, void* db, void* dv))     \
+  KERNEL(void, embedding_fwd, (const Embedding&, int64_t start, int64_t stop))                                                \
+  KERNEL(int64_t, embedding_bwd, (const Embedding&, const Table&, int64_t* scratch, int64_t* rows, void* values, bool dense)) \
+  KERNEL(void, product_fwd, (const Product&, int64_t start, int64_t stop))                                                    \
+  /* totals (d,): Σ du; null where it is not needed */                                                                        \
+  KERNEL(void, product_bwd, (const Product&, int64_t start, int64_t stop, double* scratch, double* totals))                   \
+  KERNEL(void, gated_fwd, (const Product&, int64_t start, int64_t stop))                                                      \
+  KERNEL(void, gated_bwd, (const Product&, int64_t start, int64_t stop, double* scratch, double* totals))                     \
+  KERNEL(void, activate_fwd, (const Experts&, int64_t start, int64_t stop))                                                   \
+  KERNEL(void, activate_bwd, (const Experts&, int64_t start, int64_t stop))                                                   \
+  KERNEL(void, experts_fwd, (const Experts&, int64_t start, int64_t stop, double* scratch))                                   \
+  KERNEL(void, experts_bwd, (const Experts&, int64_t start, int64_t stop, double* scratch))                                   \
+  KERNEL(void, fcn_fwd, (const Fcn&, int64_t start, int64_t stop))                                                            \
+  /* totals (2, d): Σ dz; Σ n dm and Σ dm */                                                                                  \
+  KERNEL(void, fcn_bwd, (const Fcn&, int64_t start, int64_t stop, double* scratch, double* totals))                           \
+  KERNEL(void, adam_rows, (const RowUpdate&, int64_t start, int64_t stop))                                                    \
+  KERNEL(void, adagrad_rows, (const RowUpdate&, int64_t start, int64_t stop))                                                 \
+  KERNEL(void, sgd_rows, (const RowUpdate&, int64_t start, int64_t stop))
+
+// Of each instruction set a namespace with these functions, and a table of them.
+#define FASTCROSS_DECLARED(result, name, arguments) result name arguments;
+#define FASTCROSS_POINTER(result, name, arguments) result(*name) arguments;
+#define FASTCROSS_ENTRY(result, name, arguments) name,
+struct Kernels {
+  const char* name;
+  FASTCROSS_KERNELS(FASTCROSS_POINTER)
+};
+#define FASTCROSS_DECLARE(ISA)                                                  \
+  namespace ISA {                                                               \
+  FASTCROSS_KERNELS(FASTCROSS_DECLARED)                                         \
+  inline Kernels table() { return {#ISA, FASTCROSS_KERNELS(FASTCROSS_ENTRY)}; } \
   }
 FASTCROSS_DECLARE(baseline)
 #if defined(__x86_64__)

@@ -29,51 +29,16 @@ using OptionalTensor = std::optional<Tensor>;
 
 // ---- the instruction set
 
-struct Kernels {
-  const char* name;
-#define POINTER(function) decltype(&baseline::function) function
-  POINTER(cross_layer_fwd);
-  POINTER(cross_layer_bwd);
-  POINTER(cross_layer_finish);
-  POINTER(cross_network_prepare);
-  POINTER(cross_network_fwd);
-  POINTER(cross_network_bwd);
-  POINTER(cross_network_finish);
-  POINTER(embedding_fwd);
-  POINTER(embedding_bwd);
-  POINTER(product_fwd);
-  POINTER(product_bwd);
-  POINTER(gated_fwd);
-  POINTER(gated_bwd);
-  POINTER(activate_fwd);
-  POINTER(activate_bwd);
-  POINTER(experts_fwd);
-  POINTER(experts_bwd);
-  POINTER(fcn_fwd);
-  POINTER(fcn_bwd);
-  POINTER(adam_rows);
-  POINTER(adagrad_rows);
-  POINTER(sgd_rows);
-#undef POINTER
-};
-#define KERNELS(ISA)                                                                                                                          \
-  Kernels {                                                                                                                                   \
-    #ISA, ISA::cross_layer_fwd, ISA::cross_layer_bwd, ISA::cross_layer_finish, ISA::cross_network_prepare, ISA::cross_network_fwd,            \
-        ISA::cross_network_bwd, ISA::cross_network_finish, ISA::embedding_fwd, ISA::embedding_bwd, ISA::product_fwd, ISA::product_bwd,        \
-        ISA::gated_fwd, ISA::gated_bwd, ISA::activate_fwd, ISA::activate_bwd, ISA::experts_fwd, ISA::experts_bwd, ISA::fcn_fwd, ISA::fcn_bwd, \
-        ISA::adam_rows, ISA::adagrad_rows, ISA::sgd_rows                                                                                      \
-  }
-
 inline const std::vector<Kernels>& supported() {  // by this processor, the best first
   static const std::vector<Kernels> found = [] {
     std::vector<Kernels> all;
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl"))
-      all.push_back(KERNELS(avx512));
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) all.push_back(KERNELS(avx2));
+      all.push_back(avx512::table());
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c")) all.push_back(avx2::table());
 #endif
-    all.push_back(KERNELS(baseline));
+    all.push_back(baseline::table());
     return all;
   }();
   return found;
