@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     )
     from fastcross.models.dcn import DCN, DCNConfig
     from fastcross.ops.cross_layer import cross_layer
-    from fastcross.ops.cross_logits import cross_logits
-    from fastcross.ops.cross_network import cross_network
+    from fastcross.ops.cross_network import cross_logits, cross_network
     from fastcross.ops.multiplicative import cross_fcn, cross_gated, cross_low_rank, cross_matrix, cross_mixture
 
 __all__ = [
