@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 FLOORS := .venv-floors
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test fuzz sanitize lint docs floors bench report bench-check static clean
+.PHONY: gpu help demo test fuzz sanitize lint docs floors bench report bench-check static clean
 
 help:
 	@echo "make demo         train DCN and a DNN on a generated click log, beside the best possible logloss"
@@ -17,6 +17,7 @@ help:
 	@echo "make bench        three runs of the benchmarks, against the peers' own packages, into benchmarks/results/"
 	@echo "make report       tables and figures of these runs, into README.md and docs/"
 	@echo "make bench-check  the benchmarks' ratios against the committed baseline"
+	@echo "make gpu          on a machine with a GPU: the tests that need one, the doctor, the benchmarks; into build/gpu/"
 	@echo "make static       registers, spills, load widths and bytes per row of the GPU kernels, and the launches of a"
 	@echo "                  training step, without a GPU"
 
@@ -69,6 +70,12 @@ report: $(VENV)/.developer
 
 bench-check: $(VENV)/.developer
 	$(BIN)/python -m benchmarks.check
+
+# PyTorch and Triton for the GPU are there before: `make` installs what PyPI's torch is.
+gpu: $(VENV)/.developer
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/fastcross doctor --output build/gpu
+	$(BIN)/python -m benchmarks.run --runs 3
 
 static: $(VENV)/.developer
 	$(BIN)/python -m benchmarks.static.offline

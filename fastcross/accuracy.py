@@ -10,13 +10,17 @@ whole unit. In float64 the eager loop is itself the reference, and atol alone co
 longest sums.
 """
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fastcross import ops, reference
+from fastcross.batch import Bag
+from fastcross.ops import row_updates
 
 UNITS, UNITS_IN_FLOAT64 = 4, 4096
 # DCN-V2's layers sum over d or r in every layer, in orders of their own. A mixture's gate adds up differences of such
@@ -38,7 +42,7 @@ class Compared(NamedTuple):
     @property
     def share(self) -> float:
         """Of the allowed error; more than 1, or NaN, is wrong."""
-        return self.error / self.allowed if self.error else 0.0
+        return self.error / max(self.allowed, 1e-300) if self.error else 0.0
 
     def __str__(self) -> str:
         return f"{self.name}: error {self.error:.3g}, allowed {self.allowed:.3g}"
@@ -113,3 +117,145 @@ def assert_as_good_as_eager(
     for compared in compare_with_eager(operator, ours, tensors, dy, units, **options):
         assert compared.is_right, str(compared)
     return ours
+
+
+@dataclass(frozen=True)
+class Operator:
+    """An operator, and the sizes of its operands: B rows, d features (h: half of them), L layers, C outputs, rank r, K
+    experts. ``passes``: reads and writes of a (B, d) tensor, forward and backward, that nobody can do without."""
+
+    name: str
+    operands: str
+    passes: int = 5
+
+    @property
+    def has_matrices(self) -> bool:
+        return self.name in UNITS_OF
+
+    def draw(self, rows: int, d: int, layers: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+        """Rows of unit variance, and weights that keep it."""
+        generator = torch.Generator().manual_seed(rows + d + layers)
+        d = max(6, d + d % 2) if self.name == "cross_fcn" else d  # a LayerNorm of few numbers has gradients of noise
+        sizes = {"B": rows, "d": d, "h": d // 2, "L": layers, "C": 2, "r": min(64, max(3, d // 4)), "K": 4}
+        found = []
+        for operand in self.operands.split():
+            name, _, letters = operand.partition(":")
+            shape = [sizes[letter] for letter in letters]
+            scale = 1.0 if "B" in letters else 0.3 if name in ("b", "norm") else (shape[-1] * layers) ** -0.5
+            found.append((torch.randn(shape, generator=generator) * scale).to(device, dtype))
+        return found
+
+
+OPERATORS = (
+    Operator("cross_layer", "x0:Bd x:Bd w:d b:d", 8),
+    Operator("cross_network", "x0:Bd w:Ld b:Ld"),
+    Operator("cross_logits", "x0:Bd w:Ld b:Ld head:Cd", 3),
+    Operator("cross_matrix", "x0:Bd w:Ldd b:Ld"),
+    Operator("cross_low_rank", "x0:Bd u:Ldr v:Lrd b:Ld"),
+    Operator("cross_mixture", "x0:Bd u:LKdr c:LKrr v:LKrd b:Ld gate:Kd"),
+    Operator("cross_gated", "x0:Bd w:Ldd gate:Ldd b:Ld"),
+    Operator("cross_fcn", "x0:Bd w:Lhd b:Ld norm:Lh norm:Lh"),
+)
+
+
+SMALL = ((7, 33, 3), (1, 16, 1), (9, 130, 2))  # rows, d, layers: odd, one row, wider than a warp
+LARGER = ((1030, 54, 6), (63, 390, 3), (40, 48, 16))  # tall, wide, deep
+LONG_ROWS = ((5, 1026, 6), (3, 4096, 2))  # the paper's, and more than registers hold
+
+
+def check_operator(
+    operator: Operator, *, backend: str, device: torch.device, dtype: torch.dtype, few: bool
+) -> Iterator[Compared]:
+    """Output and all gradients, at small shapes and, unless ``few``, at larger ones."""
+    for shape in SMALL + LARGER * (not few) + LONG_ROWS[: 1 if few else 2] * (not operator.has_matrices):
+        tensors = operator.draw(*shape, dtype, device)
+        for compared in held_to_the_rule(operator, tensors, backend):
+            yield compared._replace(name="{}, B = {}, d = {}, L = {}".format(compared.name, *shape))
+
+
+def held_to_the_rule(operator: Operator, tensors: Sequence[Tensor], backend: str) -> list[Compared]:
+    ours = evaluate(getattr(ops, operator.name), tensors, gradient_of, backend=backend)
+    return compare_with_eager(operator.name, ours, tensors, gradient_of)
+
+
+def gradient_of(y: Tensor) -> Tensor:
+    """An incoming gradient that is the same in every dtype."""
+    return torch.linspace(-1, 1, y.numel(), device=y.device).bfloat16().to(y.dtype).view(y.shape)
+
+
+def check_embedding(*, backend: str, device: torch.device, dtype: torch.dtype) -> Iterator[Compared]:
+    """Single values and a bag with weights, both widths of ids, tables of wide words and of odd widths."""
+    for widths, of_ids, pooling in (((16, 8, 16), torch.int64, "mean"), ((3, 17, 39), torch.int32, "sum")):
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape: int, generator: torch.Generator = generator) -> Tensor:
+            return torch.randn(shape, generator=generator).to(device, dtype)
+
+        rows, values, height = 33, 70, 11
+        ids = torch.randint(height, (rows, 2), generator=generator).to(device, of_ids)
+        bag = Bag(torch.randint(height, (values,), generator=generator), torch.arange(rows) * 2).to(device, of_ids)
+        tensors = [normal(rows, 5), normal(values).abs(), *(normal(height, width) for width in widths)]
+        ours = functools.partial(_embed, ids, bag, pooling, backend)
+        loop = functools.partial(_embed, ids.cpu().long(), bag.to("cpu", torch.int64), pooling, "reference")
+        on_cpu = [t.cpu() for t in tensors]  # the reference is a loop over rows
+        eager, exact = (evaluate(loop, on_cpu, gradient_of, kind) for kind in (None, torch.float64))
+        for i, (o, e, x) in enumerate(zip(evaluate(ours, tensors, gradient_of), eager, exact, strict=True)):
+            yield compare(o.cpu(), e, x, f"result {i}, widths {widths}, ids {of_ids}")
+
+
+def _embed(
+    ids: Tensor, bag: Bag, pooling: str, backend: str, dense: Tensor, weights: Tensor, *tables: Tensor
+) -> Tensor:
+    bags = [Bag(bag.values, bag.offsets, weights)]
+    return ops.embedding_stack(dense, ids, tables, bags, pooling=pooling, backend=backend)
+
+
+def check_rows(update: str, *, backend: str, device: torch.device, dtype: torch.dtype) -> Iterator[Compared]:
+    """An optimiser's update of the rows that a gradient names, beside PyTorch's own operators in float64."""
+    generator = torch.Generator().manual_seed(1)
+    widths, height, entries = (16, 8, 39), 40, torch.tensor([0, 0, 3, 7, 7, 7, 39])
+    heads = torch.tensor([True, False, True, True, False, False, True])
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+    shapes = [[(height, width)] * 3 + [(len(heads), width)] for width in widths]
+    drawn = [[normal(*shape) for shape in each] for each in shapes]
+
+    def updated(backend: str, kind: torch.dtype, place: torch.device) -> list[Tensor]:
+        tables, first, second, values = ([t.to(kind, copy=True) for t in each] for each in zip(*drawn, strict=True))
+        values, second = [g * heads[:, None] for g in values], [v.square() for v in second]
+        rows = entries
+        if backend == "cpu":  # the C++ kernels take each row once
+            rows, values = entries[heads], [g[heads] for g in values]
+        tables, first, second = ([t.to(place) for t in each] for each in (tables, first, second))
+        gradients = [(rows.to(place), g.to(place)) for g in values]
+        if update == "adam":
+            moments = list(zip(first, second, strict=True))
+            row_updates.adam_rows(backend, tables, moments, gradients, 0.1, (0.9, 0.99), 1e-3, 3)
+            return [*tables, *first, *second]
+        if update == "sgd":
+            row_updates.sgd_rows(backend, tables, gradients, 0.1)
+            return tables
+        sums = [each[:, 0].contiguous() for each in second] if update.startswith("row-wise") else second
+        row_updates.adagrad_rows(backend, tables, sums, gradients, 0.1, 1e-3, update.startswith("row-wise"))
+        return [*tables, *sums]
+
+    here = torch.device("cpu")
+    results = updated(backend, dtype, device), updated("torch", dtype, here), updated("torch", torch.float64, here)
+    for i, (o, e, x) in enumerate(zip(*results, strict=True)):
+        yield compare(o.cpu(), e, x, f"result {i}")
+
+
+def check_ids(*, backend: str, device: torch.device) -> Iterator[Compared]:
+    """An id outside its table is raised with its feature and its row; on a GPU it is recorded first."""
+    tables = [torch.randn(5, 4, device=device), torch.randn(7, 4, device=device)]
+    ids = torch.zeros(9, 2, dtype=torch.int64)
+    ids[6, 1] = 7
+    told = ""
+    try:
+        ops.embedding_stack(torch.randn(9, 2, device=device), ids.to(device), tables, backend=backend)
+    except ValueError as error:
+        told = str(error)
+    right = "feature 1 has 7 ids, 0 to 6; got id 7 in row 6" in told
+    yield Compared(f"an id of 7 in a table of 7 rows: {told or 'nothing was raised'}", float(not right), 0.0)

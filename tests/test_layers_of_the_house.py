@@ -18,7 +18,7 @@ FLOORS = (
     ("accuracy", "layers"),
     ("data", "models", "optim", "polynomial"),
     ("explain", "interop", "training"),
-    ("distributed", "estimators", "tuning"),
+    ("distributed", "doctor", "estimators", "tuning"),
     ("cli",),
     ("__main__",),
 )

@@ -124,7 +124,7 @@ def counted() -> Iterator[Counted]:
     with (
         mock.patch.object(JITFunction, "run", launch),
         mock.patch("fastcross.kernels.gpu.launch.hardware_of", return_value=Hardware(132, 32)),
-        mock.patch.object(backends, "_interpreting", return_value=True),
+        mock.patch.object(backends, "is_interpreting", return_value=True),
         mock.patch.object(backends, "kernel", lambda name, backend, x: getattr(launchers, name)),  # in plain sight
         NoReads(),
         mode,

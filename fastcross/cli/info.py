@@ -1,4 +1,5 @@
-"""fastcross info and explain: what a run or a cache holds, and which crosses a trained DCN uses."""
+"""fastcross info, doctor and explain: what a run or a cache holds, whether the kernels are right and fast on this
+machine, and which crosses a trained DCN uses."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
@@ -10,11 +11,13 @@ from fastcross.batch import Batch
 from fastcross.cli.printing import bar, plain, print_cache, print_metrics, show
 from fastcross.data.cache import Cache
 from fastcross.data.prediction import read_for_prediction
+from fastcross.doctor import jobs, new_report
 from fastcross.explain.decomposition import CrossLogit
 from fastcross.explain.explanation import Explanation, Speller, dense_edges, drivers, explain_degrees, explain_example
 from fastcross.explain.explanation import explain as explain_model
 from fastcross.explain.page import driver_text, write_page
 from fastcross.models.dcn import DCN
+from fastcross.training.config import choose_device
 from fastcross.training.environment import describe_environment
 from fastcross.training.run_folder import Run, Trained, load_model
 
@@ -41,6 +44,22 @@ def info(args: Namespace) -> int:
     else:
         raise ValueError(f"{path} is neither a run folder, with a config.json, nor a cache, with a manifest.json")
     return 0
+
+
+def doctor(args: Namespace) -> int:
+    """Exit code 1: something is wrong."""
+    device = choose_device(args.device)
+    report, todo = new_report(device), jobs(device, args.quick)
+    with bar("doctor", len(todo), " checks") as progress:
+        for name, job in todo:
+            progress.set_postfix_str(name)
+            job(report)
+            progress.update()
+    print(report.markdown())
+    if args.output:
+        report.write(Path(args.output))
+        print(f"report: {Path(args.output) / 'report.md'}")
+    return 1 if report.wrong else 0
 
 
 def print_run(run: Run) -> None:

@@ -1,7 +1,7 @@
 """The fastcross command: runs what parser.py has parsed, and turns an error into one line on standard error.
 
-Exit codes: 0 done, 1 done but part of the input was lost, 2 an error, 130 interrupted by Ctrl-C, 143 by SIGTERM. (A
-training that is interrupted by either saves its state first, and exits with 130.)
+Exit codes: 0 done, 1 done but part of the input was lost (doctor: something is wrong), 2 an error, 130 interrupted by
+Ctrl-C, 143 by SIGTERM. (A training that is interrupted by either saves its state first, and exits with 130.)
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 FILES = {  # of the commands that have no file of their own name
     **{"prepare": "train", "extend": "train", "tune": "compare", "paper": "compare"},
     **{"evaluate": "predict", "export": "predict", "convert": "predict", "explain": "info"},
+    "doctor": "info",
 }
 
 

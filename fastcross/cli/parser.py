@@ -168,6 +168,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("output", metavar="OUT", help="run folder to write; resume and evaluate it like the other")
     add("--to", required=True, choices=("single", "sharded"), help="single: as without --distributed")
 
+    doctor = command("doctor", "whether the kernels are right and fast on this machine; with or without a GPU")
+    add = doctor.add_argument
+    add("--quick", action="store_true", help="fewer shapes and no torch.compile: under a minute")
+    add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
+    add("--output", metavar="FOLDER", help="write report.md, report.json and roofline.png there")
+
     info = command("info", "versions and backends, or what a run or a cache holds")
     info.add_argument("path", nargs="?", metavar="RUN|CACHE")
     return parser
@@ -499,6 +505,11 @@ the same command later takes them in.""",
     "convert": """examples:
   fastcross convert runs/sharded runs/single --to single     then: fastcross train --resume runs/single
   fastcross convert runs/single runs/sharded --to sharded    then: fastcross train --resume runs/sharded""",
+    "doctor": """examples:
+  fastcross doctor                           a few minutes; exit code 1 if a result is wrong
+  fastcross doctor --quick --output report   a folder to attach to an issue
+
+TRITON_INTERPRET=1 checks the Triton kernels on a CPU, in Triton's interpreter, and times nothing.""",
     "info": """examples:
   fastcross info                versions, and what can run here
   fastcross info runs/first     what a run was asked for and what came out

@@ -101,7 +101,7 @@ def choose_kernels(backend: str, device: torch.device, dtype: torch.dtype) -> st
     if backend == "triton":
         if not _HAS_TRITON:
             raise ValueError(needs(f'backend "triton" for {dtype} on {kind}', "triton"))
-        if kind == "cpu" and not _interpreting():
+        if kind == "cpu" and not is_interpreting():
             raise ValueError('backend "triton" needs a GPU (or TRITON_INTERPRET=1); got a tensor on cpu')
     return backend
 
@@ -172,7 +172,8 @@ def empty_unless(needed: bool, x: Tensor) -> Tensor:
     return x.new_empty(x.shape if needed else 0)
 
 
-def _interpreting() -> bool:
+def is_interpreting() -> bool:
+    """Whether Triton runs in its interpreter, on a CPU."""
     return os.environ.get("TRITON_INTERPRET", "") not in ("", "0")
 
 
