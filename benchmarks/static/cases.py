@@ -16,9 +16,10 @@ from triton.runtime.jit import JITFunction, type_canonicalisation_dict
 
 from benchmarks.static.machine_code import Launch
 from benchmarks.suites import OPERATORS
-from fastcross.kernels.gpu import launch, launchers
+from fastcross.kernels.gpu import launch
 from fastcross.kernels.gpu.launch import Hardware
 from fastcross.kernels.rows import kept_sizes
+from fastcross.ops.backends import launcher
 
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx1100", "gfx1200")
 DRAWN_TARGETS = ("sm_80", "sm_90", "gfx1100")
@@ -104,7 +105,7 @@ def record(target: str, call: Callable[[], object], rows: tuple[int, ...] = ()) 
 def prepare(case: Case, device: str) -> Callable[[], object]:
     """A call of the operator's launcher."""
     stem = case.operator.rpartition("_")[0]
-    launcher = getattr(launchers, case.operator).__wrapped__  # whatever the current device is
+    run = launcher(case.operator)
     x_dtype, w_dtype = DTYPES[case.dtype]
     stride = {"aligned": -(-case.d // 16) * 16, "packed": case.d, "odd": case.d + 1}[case.layout]
 
@@ -132,7 +133,7 @@ def prepare(case: Case, device: str) -> Callable[[], object]:
         "cross_logits_fwd": (rows(), w, b, v, case.keep_p),
         "cross_logits_bwd": (dz, rows(), w, b, v, kept(case.layers + case.outputs), needs),
     }
-    return functools.partial(launcher, *operands[case.operator])
+    return functools.partial(run, *operands[case.operator])
 
 
 def specialise(

@@ -31,7 +31,6 @@ from benchmarks.static.cases import FLOOR
 from fastcross import DCN, optim
 from fastcross.batch import Bag
 from fastcross.data import Batch
-from fastcross.kernels.gpu import launchers
 from fastcross.kernels.gpu.launch import Hardware
 from fastcross.ops import backends
 from fastcross.training.config import TrainingConfig
@@ -125,7 +124,7 @@ def counted() -> Iterator[Counted]:
         mock.patch.object(JITFunction, "run", launch),
         mock.patch("fastcross.kernels.gpu.launch.hardware_of", return_value=Hardware(132, 32)),
         mock.patch.object(backends, "is_interpreting", return_value=True),
-        mock.patch.object(backends, "kernel", lambda name, backend, x: getattr(launchers, name)),  # in plain sight
+        mock.patch.object(backends, "kernel", lambda name, backend, x: backends.launcher(name)),  # in plain sight
         NoReads(),
         mode,
     ):

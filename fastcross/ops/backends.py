@@ -25,31 +25,46 @@ _HAS_CPU = cpu.load()
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 _LIBRARY = torch.library.Library("fastcross", "DEF")
 _INTERPRETED = torch.library.Library("fastcross_interpreted", "DEF")  # for tests without a GPU
-_LAUNCHERS = "fastcross.kernels.gpu.launchers"
+_TRITON_FILES: dict[str, str] = {}  # of each operator that has a launcher
 
 
 _LIBRARY.define("instruction_set(str name) -> str")
 
 
 def define(
-    name: str, schema: str, fake: Callable[..., Any] | None = None, cpu_kernel: Callable[..., Any] | None = None
+    name: str,
+    schema: str,
+    fake: Callable[..., Any] | None = None,
+    triton: str | None = None,
+    cpu_kernel: Callable[..., Any] | None = None,
 ) -> None:
-    """Defines ``fastcross::name``. The Triton launcher has its name and arguments; the CPU kernel is registered by C++,
-    unless it is ``cpu_kernel``, which calls other operators."""
-
-    def launch(*args: Any) -> Any:
-        return getattr(importlib.import_module(_LAUNCHERS), name)(*args)
-
+    """Defines ``fastcross::name``. The Triton launcher has its name and arguments, and is in kernels/gpu/``triton``.py;
+    the CPU kernel is registered by C++, unless it is ``cpu_kernel``, which calls other operators."""
     tags = torch.Tag.pt2_compliant_tag, torch.Tag.needs_fixed_stride_order
-    _LIBRARY.define(" ".join((name + schema).split()), tags=tags)
+    schema = " ".join((name + schema).split())
+    _LIBRARY.define(schema, tags=tags)
     if cpu_kernel is not None:
         _LIBRARY.impl(name, cpu_kernel, "CPU")
     if fake is not None:
-        _LIBRARY.impl(name, launch, "CUDA")
         torch.library.register_fake(f"fastcross::{name}", fake, lib=_LIBRARY)
-        _INTERPRETED.define(" ".join((name + schema).split()), tags=tags)
-        _INTERPRETED.impl(name, launch, "CPU")
+    if triton is None:
+        return
+    _TRITON_FILES[name] = triton
+
+    def launch(*args: Any) -> Any:
+        with torch.cuda.device_of(args[0]):  # Triton launches on the current device, which need not be the operands'
+            return launcher(name)(*args)
+
+    _LIBRARY.impl(name, launch, "CUDA")
+    _INTERPRETED.define(schema, tags=tags)
+    _INTERPRETED.impl(name, launch, "CPU")
+    if fake is not None:
         torch.library.register_fake(f"fastcross_interpreted::{name}", fake, lib=_INTERPRETED)
+
+
+def launcher(name: str) -> Callable[..., Any]:
+    """The Triton launcher of an operator."""
+    return getattr(importlib.import_module(f"fastcross.kernels.gpu.{_TRITON_FILES[name]}"), name)
 
 
 def kernel(name: str, backend: str, x: Tensor) -> Callable[..., Any]:

@@ -87,10 +87,11 @@ def _fake_bwd(
     return dx0, dx, backends.empty_unless(needs[2], w), backends.empty_unless(needs[3], w if b is None else b)
 
 
-backends.define("cross_layer_fwd", "(Tensor x0, Tensor x, Tensor w, Tensor? b) -> Tensor", _fake_fwd)
+backends.define("cross_layer_fwd", "(Tensor x0, Tensor x, Tensor w, Tensor? b) -> Tensor", _fake_fwd, "cross_layer")
 backends.define(
     "cross_layer_bwd",
     "(Tensor dy, Tensor x0, Tensor x, Tensor w, Tensor? b, bool[] needs)"
     " -> (Tensor dx0, Tensor dx, Tensor dw, Tensor db)",
     _fake_bwd,
+    "cross_layer",
 )

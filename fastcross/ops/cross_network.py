@@ -149,20 +149,28 @@ def _fake_logits_bwd(
 
 # p has one row per layer, in the accumulation dtype; it is empty unless ``keep_p``. On a GPU it is a buffer that holds
 # the parameters too, as the Triton kernels read them.
-backends.define("cross_network_fwd", "(Tensor x0, Tensor w, Tensor? b, bool keep_p) -> (Tensor y, Tensor p)", _fake_fwd)
+backends.define(
+    "cross_network_fwd",
+    "(Tensor x0, Tensor w, Tensor? b, bool keep_p) -> (Tensor y, Tensor p)",
+    _fake_fwd,
+    "cross_network",
+)
 backends.define(
     "cross_network_bwd",
     "(Tensor dy, Tensor x0, Tensor w, Tensor? b, Tensor p, bool[] needs) -> (Tensor dx0, Tensor dw, Tensor db)",
     _fake_bwd,
+    "cross_network",
 )
 backends.define(
     "cross_logits_fwd",
     "(Tensor x0, Tensor w, Tensor? b, Tensor v, bool keep_p) -> (Tensor z, Tensor p)",
     _fake_logits_fwd,
+    "cross_network",
 )
 backends.define(
     "cross_logits_bwd",
     "(Tensor dz, Tensor x0, Tensor w, Tensor? b, Tensor v, Tensor p, bool[] needs)"
     " -> (Tensor dx0, Tensor dw, Tensor db, Tensor dv)",
     _fake_logits_bwd,
+    "cross_network",
 )

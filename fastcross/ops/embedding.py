@@ -474,10 +474,12 @@ backends.define(
     """(Tensor dense, Tensor ids, Tensor?[] bags, Tensor[] tables, Tensor(a!) faults, str pooling, bool[] needs)
     -> (Tensor x0, Tensor keys, Tensor rows, Tensor coefficients)""",
     _fake_keyed_fwd,
+    "embedding",
 )
 backends.define(
     "embedding_stack_keyed_bwd",
     """(Tensor dx0, Tensor keys, Tensor rows, Tensor coefficients, SymInt[] sizes, SymInt[] counts, int bags)
     -> (Tensor rows_of_tables, Tensor values_of_tables)""",
     _fake_keyed_bwd,
+    "embedding",
 )

@@ -257,7 +257,7 @@ class MultiplicativeFunction(torch.autograd.Function):
         return None, None, None, *backends.needed_only(tuple(grads), needs)
 
 
-def _define(name: str, kind: type, operands: str, options: str, width: Callable[..., int]) -> None:
+def _define(name: str, triton: str, kind: type, operands: str, options: str, width: Callable[..., int]) -> None:
     """fastcross::NAME_fwd and _bwd. Kept are ``width(operands)`` numbers for each row and layer, if ``keep``."""
     arguments = f"{operands}, {options}" if options else operands
     count = operands.count("Tensor")
@@ -275,11 +275,12 @@ def _define(name: str, kind: type, operands: str, options: str, width: Callable[
 
     forward = f"({arguments}, bool keep) -> (Tensor y, Tensor[] kept)"
     backward = f"(Tensor dy, {arguments}, Tensor[] kept, bool[] needs) -> Tensor[]"
-    backends.define(f"{name}_fwd", forward, fake_fwd, functools.partial(layers_of_products.forward, kind))
-    backends.define(f"{name}_bwd", backward, fake_bwd, functools.partial(layers_of_products.backward, kind))
+    backends.define(f"{name}_fwd", forward, fake_fwd, triton, functools.partial(layers_of_products.forward, kind))
+    backends.define(f"{name}_bwd", backward, fake_bwd, triton, functools.partial(layers_of_products.backward, kind))
 
 
 _define(
+    "cross_matrix",
     "cross_matrix",
     layers_of_products.Matrix,
     "Tensor x0, Tensor w, Tensor? b",
@@ -288,6 +289,7 @@ _define(
 )
 _define(
     "cross_low_rank",
+    "cross_low_rank",
     layers_of_products.LowRank,
     "Tensor x0, Tensor u, Tensor v, Tensor? b",
     "str? activation, float diag_scale",
@@ -295,6 +297,7 @@ _define(
 )
 _define(
     "cross_mixture",
+    "multiplicative",
     layers_of_products.Mixture,
     "Tensor x0, Tensor u, Tensor c, Tensor v, Tensor? b, Tensor? gate, Tensor? gate_bias",
     "str? activation",
@@ -302,6 +305,7 @@ _define(
 )
 _define(
     "cross_gated",
+    "cross_matrix",
     layers_of_products.Gated,
     "Tensor x0, Tensor w, Tensor g, Tensor? b",
     "",
@@ -309,6 +313,7 @@ _define(
 )
 _define(
     "cross_fcn",
+    "multiplicative",
     layers_of_products.Fcn,
     "Tensor x0, Tensor w, Tensor b, Tensor norm_w, Tensor norm_b",
     "bool exponential, float eps",

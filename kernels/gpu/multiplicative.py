@@ -15,6 +15,7 @@ read less in the last layer, one read and a write more with a diagonal); experts
 rows lie in a program whole, for their mean, which is not good for many thousands of columns.
 """
 
+import functools
 import sys
 from typing import Any
 
@@ -23,6 +24,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fastcross.kernels import layers_of_products
 from fastcross.kernels.gpu import launch
 from fastcross.kernels.gpu.recurrence import word
 from fastcross.kernels.gpu.tiles import load_rows, store_rows
@@ -483,3 +485,9 @@ def _expert_tile(K: int, R: int) -> dict[str, Any]:
         "BLOCK_R": block,
         "num_warps": 4,
     }
+
+
+cross_mixture_fwd = functools.partial(layers_of_products.forward, with_steps(layers_of_products.Mixture))
+cross_mixture_bwd = functools.partial(layers_of_products.backward, with_steps(layers_of_products.Mixture))
+cross_fcn_fwd = functools.partial(layers_of_products.forward, with_steps(layers_of_products.Fcn))
+cross_fcn_bwd = functools.partial(layers_of_products.backward, with_steps(layers_of_products.Fcn))

@@ -18,8 +18,8 @@ if os.environ.get("TRITON_INTERPRET", "") in ("", "0"):
     pytest.skip("for Triton's interpreter", allow_module_level=True)
 
 from fastcross.kernels.embedding import new_faults
-from fastcross.kernels.gpu import cross_low_rank, cross_matrix, cross_network, embedding, launch
-from fastcross.kernels.gpu import launchers as gpu
+from fastcross.kernels.gpu import cross_layer, cross_low_rank, cross_matrix, cross_network, embedding, launch
+from fastcross.ops import backends
 
 
 @pytest.fixture(params=["begins at a protected page", "ends at a protected page"])
@@ -67,11 +67,14 @@ def test_nothing_beyond_the_operands(guarded, d, padding, layers, dtype):
 
     x0, x, dy, w, b, v = rows(), rows(), rows(), parameter(layers, d), parameter(layers, d), parameter(2, d)
     dz = guarded.copy(torch.ones(3, 2, dtype=dtype))
-    results = [gpu.cross_layer_fwd(x0, x, w[0], b[0]), *gpu.cross_layer_bwd(dy, x0, x, w[0], b[0], [True] * 4)]
-    y, kept = gpu.cross_network_fwd(x0, w, b, True)
-    results += [y, *gpu.cross_network_bwd(dy, x0, w, b, kept, [True] * 3)]
-    z, kept = gpu.cross_logits_fwd(x0, w, b, v, True)
-    results += [z, *gpu.cross_logits_bwd(dz, x0, w, b, v, kept, [True] * 4)]
+    results = [
+        cross_layer.cross_layer_fwd(x0, x, w[0], b[0]),
+        *cross_layer.cross_layer_bwd(dy, x0, x, w[0], b[0], [True] * 4),
+    ]
+    y, kept = cross_network.cross_network_fwd(x0, w, b, True)
+    results += [y, *cross_network.cross_network_bwd(dy, x0, w, b, kept, [True] * 3)]
+    z, kept = cross_network.cross_logits_fwd(x0, w, b, v, True)
+    results += [z, *cross_network.cross_logits_bwd(dz, x0, w, b, v, kept, [True] * 4)]
     assert all(result.isfinite().all() for result in results)
 
 
@@ -100,8 +103,8 @@ def test_dcn_v2_reads_and_writes_nothing_beyond_its_operands(guarded, monkeypatc
         "cross_mixture": (case.options.get("activation", "tanh"),),
         "cross_fcn": (case.options.get("exponential", False), 1e-5),
     }.get(case.operator, ())
-    y, kept = getattr(gpu, f"{case.operator}_fwd")(*tensors, *options, True)
-    grads = getattr(gpu, f"{case.operator}_bwd")(dy, *tensors, *options, kept, [True] * len(tensors))
+    y, kept = backends.launcher(f"{case.operator}_fwd")(*tensors, *options, True)
+    grads = backends.launcher(f"{case.operator}_bwd")(dy, *tensors, *options, kept, [True] * len(tensors))
     assert all(result.isfinite().all() for result in (y, *grads))
 
 
@@ -119,11 +122,13 @@ def test_embedding_reads_and_writes_nothing_beyond_its_operands(guarded, widths,
         offsets[5], offsets[9], offsets[20] = -3, 2**40, 4
     ids, values, offsets = map(guarded.copy, (ids, values, offsets))
     dense, faults = guarded.copy(torch.zeros(33, 3)), guarded.copy(new_faults(2, 1))
-    x0, *kept = gpu.embedding_stack_keyed_fwd(
+    x0, *kept = embedding.embedding_stack_keyed_fwd(
         dense, ids, [values, offsets, weights], tables, faults, "mean", [True] * 3
     )
     sizes = [size for width in widths for size in (5, width)]
-    rows, numbers = gpu.embedding_stack_keyed_bwd(guarded.copy(torch.ones_like(x0)), *kept, sizes, [33, 33, 40], 1)
+    rows, numbers = embedding.embedding_stack_keyed_bwd(
+        guarded.copy(torch.ones_like(x0)), *kept, sizes, [33, 33, 40], 1
+    )
     assert bool(x0.isnan().any()) == (bad is not None)
     assert bool(((rows >= 0) & (rows < 5)).all())
     assert bad == "offsets" or bool(numbers.isfinite().all())

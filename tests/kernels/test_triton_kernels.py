@@ -10,6 +10,7 @@ from triton_place import INTERPRETING, MARKS
 
 import fastcross
 from fastcross.accuracy import assert_as_good_as_eager, evaluate
+from fastcross.ops import backends
 
 pytestmark = MARKS
 OPERATORS = ("cross_layer", "cross_network", "cross_logits")
@@ -104,11 +105,9 @@ def test_same_bits_again(operator, device):
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("d", [20, 4200])
 def test_only_needed_gradients(operator, d, device):
-    from fastcross.kernels.gpu import launchers as gpu
-
     tensors = operands(operator, 5, d, 2, SINGLE, device)
     dy = torch.ones(5, 2 if operator == "cross_logits" else d, device=device)
-    fwd, bwd = getattr(gpu, f"{operator}_fwd"), getattr(gpu, f"{operator}_bwd")
+    fwd, bwd = backends.launcher(f"{operator}_fwd"), backends.launcher(f"{operator}_bwd")
     saved = tensors if operator == "cross_layer" else (*tensors, fwd(*tensors, True)[1])
     count = len(tensors)
     every = bwd(dy, *saved, [True] * count)

@@ -11,6 +11,7 @@ from triton_place import INTERPRETING, MARKS
 
 import fastcross
 from fastcross.accuracy import assert_as_good_as_eager, evaluate
+from fastcross.ops import backends
 
 pytestmark = MARKS
 BF16, SINGLE = torch.bfloat16, torch.float32
@@ -99,11 +100,9 @@ def test_without_a_backward_pass(case, device):
 
 @each_gemm
 def test_only_needed_gradients(case, device):
-    from fastcross.kernels.gpu import launchers
-
     tensors = tensors_of(case, 6, 20, SINGLE, device)
     options = (None, 0.0) if case.operator == "cross_low_rank" else ()
-    fwd, bwd = (getattr(launchers, f"{case.operator}_{suffix}") for suffix in ("fwd", "bwd"))
+    fwd, bwd = (backends.launcher(f"{case.operator}_{suffix}") for suffix in ("fwd", "bwd"))
     dy, (_, kept), count = torch.ones_like(tensors[0]), fwd(*tensors, *options, True), len(tensors)
     every = bwd(dy, *tensors, *options, kept, [True] * count)
     for i in range(count):
