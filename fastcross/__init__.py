@@ -7,6 +7,7 @@ from fastcross._version import __version__
 
 if TYPE_CHECKING:
     from fastcross import reference
+    from fastcross.data.columns import DataWarning as DataWarning
     from fastcross.estimators.estimator import DCNClassifier as DCNClassifier
     from fastcross.estimators.estimator import DCNRegressor as DCNRegressor
     from fastcross.interop.export import export
@@ -75,6 +76,7 @@ _HOMES = {
         ),
         "fastcross.ops",
     ),
+    "DataWarning": "fastcross.data.columns",
     "cross_state_dict": "fastcross.interop.state_dict",
     "export": "fastcross.interop.export",
     "swap": "fastcross.interop.swap",

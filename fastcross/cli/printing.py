@@ -70,7 +70,7 @@ def report_reading(rows: "PredictionRows") -> bool:
         most = ", ".join(f"{name} {unknown[name] / rows.rows:.1%}" for name in worst)
         more = f"; and of {len(unknown) - len(worst)} more columns" if len(unknown) > len(worst) else ""
         show(f"values unknown to the model, treated as rare: {most} of the rows{more}")
-    for message in rows.problems.truncated:
+    for message in (*rows.warnings, *rows.problems.truncated):
         show(f"warning: {message}")
     return bool(rows.problems.truncated)
 

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastcross.data.columns import Columns
+from fastcross.data.spelling import to_plain
 
 Array = npt.NDArray[Any]
 Item = TypeVar("Item")
@@ -69,7 +70,7 @@ def to_block(
     """Raises BadRow, or an Arrow error, where a row of the table does not fit the columns."""
     dense = np.empty((table.num_rows, len(columns.dense or ())))
     for i, (name, transform) in enumerate(zip(columns.dense or (), columns.transforms, strict=True)):
-        x = _numbers(table[name], name)
+        x = _numbers(table[name], name, columns.decimals.get(name))
         if not columns.integers and (np.abs(x) > np.finfo(np.float32).max).any():
             raise BadRow(f"column {name} must be finite; got {x[np.abs(x) > np.finfo(np.float32).max][0]}")
         dense[:, i] = np.copysign(np.log1p(np.abs(x)), x) if transform == "log" else x
@@ -95,14 +96,26 @@ def _carried(column: pa.ChunkedArray) -> pa.Array:
     return (pc.cast(as_text(column), pa.string()) if textual else column).combine_chunks()
 
 
-def _numbers(column: pa.ChunkedArray, name: str) -> Array:
-    if pa.types.is_string(column.type):
-        column = pc.utf8_trim_whitespace(column)
+def _numbers(column: pa.ChunkedArray, name: str, decimal_mark: str | None = None) -> Array:
+    """Durations are seconds, times of the day seconds since midnight."""
+    if pa.types.is_duration(column.type) or pa.types.is_time(column.type):
+        return _seconds(column)
+    if pa.types.is_dictionary(column.type):
+        column = pc.cast(column, column.type.value_type)
+    if is_text(column.type):
+        column = pc.utf8_trim_whitespace(pc.cast(column, pa.string()))
     try:
+        if decimal_mark and pa.types.is_string(column.type):
+            column = to_plain(column, decimal_mark)
         return pc.cast(column, pa.float64(), safe=False).to_numpy()
     except pa.ArrowInvalid:
         value = next((value.as_py() for value in column if value.is_valid), None)
         raise BadRow(f"column {name} must be a number; got {value!r}") from None
+
+
+def _seconds(column: pa.ChunkedArray) -> Array:
+    units = pc.cast(pc.cast(column, pa.int64() if column.type.bit_width == 64 else pa.int32()), pa.float64())
+    return units.to_numpy() / {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}[column.type.unit]
 
 
 def _weight(column: pa.ChunkedArray, columns: Columns) -> Array:
@@ -233,6 +246,26 @@ def as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
         column = pc.cast(column, column.type.value_type)
     return pc.cast(column, pa.string())
+
+
+def is_text(kind: pa.DataType) -> bool:
+    checks = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(check(kind) for check in (*checks, pa.types.is_binary, pa.types.is_large_binary))
+
+
+def kind_of_type(kind: pa.DataType) -> str | None:
+    """In a word, of the values that a typed column holds; None for one without values."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_boolean(kind):
+        return "booleans"
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "numbers"
+    if is_text(kind):
+        return "texts"
+    if pa.types.is_nested(kind):
+        return "lists"
+    return None if pa.types.is_null(kind) else "dates and times"
 
 
 def is_number(text: str) -> bool:

@@ -100,6 +100,11 @@ class Cache:
         """What the columns were taken for and why, the label's classes, the split, and warnings."""
         return "\n".join(_report_lines(self.manifest))
 
+    @property
+    def warnings(self) -> list[str]:
+        """What of the data says less to a model than it seems to; lines of the report, too."""
+        return list(_warnings(self.manifest))
+
     @cached_property
     def encoder(self) -> Encoder:
         from fastcross.data.encoder import Encoder  # needs pyarrow, which batches do not
@@ -250,15 +255,20 @@ def _report_lines(manifest: dict[str, Any]) -> Iterator[str]:
         yield f"weight {weight['column']}: mean {weight['mean']:.6g} over the training rows"
     sizes_of_parts = ", ".join(f"{part} {manifest['sizes'][part]:,}" for part in PARTS)
     yield f"split {manifest['split']}; rows: {sizes_of_parts}"
-    for found in findings:
+    yield from (f"warning: {message}" for message in _warnings(manifest))
+
+
+def _warnings(manifest: dict[str, Any]) -> Iterator[str]:
+    for found in manifest["findings"]:
         if found["warning"]:
-            yield f"warning: column {found['column']} ({found['kind']}): {found['warning']}"
+            yield f"column {found['column']} ({found['kind']}): {found['warning']}"
+    yield from manifest.get("warnings", ())
+    label = manifest["label"]
     for part, counts in zip(PARTS, label["rows"], strict=True):
         if len(counts) > 1 and sum(counts) and sum(count > 0 for count in counts) < 2:
             only = label["classes"][next(i for i, count in enumerate(counts) if count)]
-            yield f"warning: every row of the {part} part has the label {only}: no AUC can be had from it"
-    for message in manifest["skipped"]["truncated"]:
-        yield f"warning: {message}"
+            yield f"every row of the {part} part has the label {only}: no AUC can be had from it"
+    yield from manifest["skipped"]["truncated"]
 
 
 def _report_of_classes(label: dict[str, Any]) -> str:

@@ -12,7 +12,11 @@ PARTS_OF_DATE_TIME = ("hour", "weekday")
 _LISTS = ("dense", "categorical", "bags", "datetimes", "drop", "classes")
 _TEXTS = ("label", "separator", "time", "time_as", "task", "sample_weight", "group")
 _OPTIONAL = ("label", "time", "sample_weight", "group")
-_MAPPINGS = ("weights", "aliases", "separators")
+_MAPPINGS = ("weights", "aliases", "separators", "decimals", "types")
+
+
+class DataWarning(UserWarning):
+    """A part of the input says less to the model than it seems to; the message says which, and what to do."""
 
 
 class DataError(ValueError):
@@ -54,6 +58,10 @@ class Columns:
     time_as: str = "number"  # or "datetime"
     task: str = "auto"  # what the label is: classes, a quantity, or whichever of them it looks like
     sample_weight: str | None = None  # how much each row counts, in the loss and in the metrics; no feature
+    decimals: dict[str, str] = field(default_factory=dict)  # dense column -> the decimal mark of "$1,200" or "3,5"
+    types: dict[str, str] = field(
+        default_factory=dict
+    )  # of categories, in a table whose columns have types of their own
     group: str | None = None  # rows of one user, query, …: AUC is measured within each; a feature all the same
 
     def __post_init__(self) -> None:
@@ -78,6 +86,8 @@ class Columns:
         for name, separator in (("", self.separator), *self.separators.items()):
             if not separator:
                 raise DataError(f"the separator{f' of {name}' if name else ''} must not be empty")
+        if wrong := {mark for mark in self.decimals.values() if mark not in (".", ",")}:
+            raise DataError(f'decimals must be "." or ","; got {min(wrong)!r}')
         if self.classes is not None and len(set(self.classes)) < max(2, len(self.classes)):
             raise DataError(f"classes must name at least two different values; got {list(self.classes)}")
         if self.task not in TASKS:
@@ -137,7 +147,7 @@ class Columns:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON; what came after caches and runs were first written is left out where it says nothing."""
-        unsaid = {"task": "auto", "sample_weight": None, "group": None}
+        unsaid: dict[str, Any] = {"task": "auto", "sample_weight": None, "group": None, "decimals": {}, "types": {}}
         return {name: value for name, value in asdict(self).items() if unsaid.get(name, ...) != value}
 
     @classmethod

@@ -42,9 +42,10 @@ MERGE_AT = 1 << 22  # (value, count) pairs collected before they are merged: bou
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """values[i] has the id i + 1."""
+    """values[i] has the id i + 1; ``rare`` is the share of the training values that have none, but id 0."""
 
     values: pa.Array
+    rare: float = 0.0
 
     @property
     def cardinality(self) -> int:
@@ -58,7 +59,7 @@ class Vocabulary:
     def grown(self, others: Vocabulary) -> Vocabulary:
         """With the values of another that it has not; all that were there keep their ids."""
         unknown = pc.is_null(pc.index_in(others.values, value_set=self.values))
-        return Vocabulary(pa.concat_arrays([self.values, others.values.filter(unknown)]))
+        return Vocabulary(pa.concat_arrays([self.values, others.values.filter(unknown)]), others.rare)
 
     def digest(self) -> str:
         """A checksum of the values themselves, however Arrow lays them out in memory or in a file."""
@@ -80,7 +81,7 @@ class Vocabulary:
             return sha256(temporary)
 
     @classmethod
-    def load(cls, path: Path, checksums: Mapping[str, str]) -> Vocabulary:
+    def load(cls, path: Path, checksums: Mapping[str, str], rare: float = 0.0) -> Vocabulary:
         """What save() wrote, if its checksum is the one under the file's name."""
         try:
             content = path.read_bytes()
@@ -89,7 +90,7 @@ class Vocabulary:
         # The bytes that were checked are the ones that are used: the file is read once, not mapped.
         if hashlib.sha256(content).hexdigest() != checksums.get(path.name):
             raise DataError(f"{path}: the file is damaged; its checksum is not the one that was noted")
-        return cls(pa.ipc.open_file(pa.py_buffer(content)).read_all()["value"].combine_chunks())
+        return cls(pa.ipc.open_file(pa.py_buffer(content)).read_all()["value"].combine_chunks(), rare)
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,8 @@ class Encoder:
         for name, ids in self._named():
             if isinstance(ids, Vocabulary):
                 files[f"{name}.arrow"] = ids.save(folder / f"{name}.arrow")
-        content = self._description() | {"files": files}
+        rare = {name: round(ids.rare, 6) for name, ids in self._named() if isinstance(ids, Vocabulary)}
+        content = self._description() | {"files": files, "rare": rare}
         write_checked_json(folder / "encoder.json", content)
 
     @classmethod
@@ -214,7 +216,9 @@ class Encoder:
         hashing = saved["hash_buckets"]
 
         def ids(name: str) -> Ids:
-            return Hashing(hashing) if hashing else Vocabulary.load(folder / f"{name}.arrow", saved["files"])
+            if hashing:
+                return Hashing(hashing)
+            return Vocabulary.load(folder / f"{name}.arrow", saved["files"], saved.get("rare", {}).get(name, 0.0))
 
         columns = Columns.make(saved["columns"])
         mean, scale = (np.array(saved["standardisation"][key], np.float64) for key in ("mean", "scale"))
@@ -225,6 +229,13 @@ class Encoder:
             tuple(ids(f"categorical{i}") for i in range(len(columns.categories))),
             tuple(ids(f"bag{i}") for i in range(len(columns.bags or ()))),
         )
+
+    @property
+    def rare(self) -> dict[str, float]:
+        """Of the columns that have vocabularies, the share of the training values that these do not know."""
+        names = (*self.columns.categories, *(self.columns.bags or ()))
+        known = zip(names, (*self.categorical, *self.bags), strict=True)
+        return {name: ids.rare for name, ids in known if isinstance(ids, Vocabulary)}
 
     def _named(self) -> Iterator[tuple[str, Ids]]:
         for kind, columns in (("categorical", self.categorical), ("bag", self.bags)):
@@ -351,7 +362,9 @@ def count_values(pairs: Iterable[tuple[pa.Array, Array]], min_frequency: int) ->
     frequent = merged.filter(pc.greater_equal(merged["count"], max(min_frequency, 1)))
     # Ties are broken by the value, so that the ids depend on the data alone and not on how it was cut into blocks.
     order = pc.sort_indices(frequent, sort_keys=[("count", "descending"), ("value", "ascending")])
-    return Vocabulary(pa.concat_arrays([*frequent["value"].chunks, pa.array([], pa.string())]).take(order))
+    total, kept = (pc.sum(counted["count"], min_count=0).as_py() for counted in (merged, frequent))
+    values = pa.concat_arrays([*frequent["value"].chunks, pa.array([], pa.string())]).take(order)
+    return Vocabulary(values, 1 - kept / total if total else 0.0)
 
 
 def _merge(merged: pa.Table | None, waiting: list[pa.Table]) -> pa.Table:

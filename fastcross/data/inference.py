@@ -23,8 +23,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from fastcross.data.blocks import as_text, is_number, unix_units
+from fastcross.data.blocks import as_text, is_number, is_text, kind_of_type, unix_units
 from fastcross.data.columns import Columns, DataError
+from fastcross.data.spelling import PATTERNS, decimal_mark
 
 Array = npt.NDArray[Any]
 LABEL_NAMES = ("label", "click", "clicked", "target", "y")
@@ -37,7 +38,6 @@ STRAYS = 0.01  # values of another kind, up to this share, are taken for mistake
 JAGGED = 0.47  # the median above which there is no doubt
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 INTEGER = r"^\s*[+-]?\d+(\.0*)?\s*$"  # "7.0" too: what pandas writes where a column of integers has gaps
-FOREIGN_NUMBER = r"^[+-]?[$€£]?\s*(\d{1,3}(,\d{3})+(\.\d+)?|\d+,\d+|\d+(\.\d+)?\s*[%$€£]|[$€£]\s*\d+(\.\d+)?)$"
 DATE_TIME = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?(Z|[+-]\d{2}(:?\d{2})?)?)?$"
 # MovieLens-1M, split by time, AUC: 0.70 with the seconds as a number, 0.735 with hour and weekday, 0.747 without.
 UNIX_TIMES = (
@@ -62,6 +62,7 @@ class Sample:
     unit: str  # what a place in the file is counted in: "line" or "row"
     find: Callable[[str, str], int | None]  # column, value -> the first place that has it
     where: str  # in words, for the report
+    typed: bool = False  # its columns have types, which are declarations: texts are no numbers
 
 
 @dataclass(frozen=True)
@@ -97,17 +98,22 @@ def complete(columns: Columns, sample: Sample) -> tuple[Columns, tuple[Finding, 
     for name in names:
         if name in (label, columns.sample_weight) or name in columns.weights.values():
             continue
-        kind = judge(name, sample.table[name]) if infer or name in columns.inputs else Kind("drop", "not declared")
+        known = infer or name in columns.inputs
+        kind = judge(name, sample.table[name], typed=sample.typed) if known else Kind("drop", "not declared")
         if kind.name == "" and declared.get(name) != "drop":
             raise DataError(
                 f"{sample.place}: column {name} is {kind.why}, which is no feature; flatten it into columns, or drop it"
             )
         if name in declared:
-            kind = Kind(declared[name], "declared")
+            decimals = kind.decimals if declared[name] == "dense" else ""
+            kind = Kind(declared[name], "declared", decimals=decimals)
         elif name == columns.time and kind.name != "datetimes":
             kind = Kind("drop", "orders the rows; later ones would lie outside what was trained on")
         kinds[name] = kind
     completed = _with_kinds(columns, kinds, label)
+    if sample.typed:
+        of_types = {n: kind_of_type(sample.table[n].type) for n in (*completed.categorical, *completed.bags)}  # type: ignore[misc]
+        completed = replace(completed, types={name: kind for name, kind in of_types.items() if kind})
     if columns.time:
         completed = replace(completed, time_as=_time_as(sample, columns.time))
     findings = [_finding(sample, name, kind) for name, kind in kinds.items()]
@@ -136,6 +142,7 @@ def _with_kinds(columns: Columns, kinds: dict[str, Kind], label: str) -> Columns
         declared = getattr(columns, wanted) or ()
         return (*declared, *(n for n, kind in kinds.items() if kind.name == wanted and n not in declared))
 
+    decimals = {name: kind.decimals for name, kind in kinds.items() if kind.decimals}
     inferred = {n: k.separator for n, k in kinds.items() if k.name == "bags" and k.separator != columns.separator}
     return replace(
         columns,
@@ -145,13 +152,14 @@ def _with_kinds(columns: Columns, kinds: dict[str, Kind], label: str) -> Columns
         bags=named("bags"),
         datetimes=named("datetimes"),
         separators=inferred | columns.separators,
+        decimals=decimals | columns.decimals,
         drop=(),
         infer_rest=False,
     )
 
 
 def _finding(sample: Sample, name: str, kind: Kind) -> Finding:
-    warning = ""
+    warning = kind.warning
     if kind.stray is not None:
         place = sample.find(name, kind.stray)
         where = f", first in {sample.unit} {place}" if place else ""
@@ -188,6 +196,8 @@ class Kind:
     stray: str | None = None  # a value to warn of: it does not fit the others, or is not what it looks like
     strays: int = 0  # how many values do not fit
     separator: str = "|"
+    decimals: str = ""  # the decimal mark, where numbers are not written as programs write them
+    warning: str = ""
 
 
 @dataclass(frozen=True)
@@ -214,10 +224,17 @@ class Values:
         return self.texts[int(np.argmax(np.where(chosen, self.counts, -1)))].as_py()
 
 
-def judge(name: str, column: pa.ChunkedArray) -> Kind:
+def judge(name: str, column: pa.ChunkedArray, *, typed: bool = False) -> Kind:
+    """What a column is. Of a ``typed`` table, a column of texts is none of numbers, even where all are digits."""
     kind = column.type
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return Kind("bags", "lists") if not pa.types.is_nested(kind.value_type) else Kind("", f"of type {kind}")
+        if pa.types.is_nested(kind.value_type):
+            return Kind("", f"of type {kind}")
+        vector = pa.types.is_floating(kind.value_type)
+        warning = "lists of numbers are taken for sets of categories; make each place of a vector a column of its own"
+        return Kind("bags", "lists", warning=warning if vector else "")
+    if pa.types.is_duration(kind) or pa.types.is_time(kind):
+        return Kind("dense", "times in seconds")
     if pa.types.is_boolean(kind):
         return Kind("categorical", "booleans")
     if pa.types.is_dictionary(kind) and not pa.types.is_nested(kind.value_type):
@@ -226,7 +243,7 @@ def judge(name: str, column: pa.ChunkedArray) -> Kind:
         return Kind("datetimes", "date-times: their hour and weekday are the features")
     if pa.types.is_null(kind):
         return Kind("drop", "no values")
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or _is_text(kind)):
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or is_text(kind)):
         return Kind("", f"of type {kind}")
     if pa.types.is_floating(kind):  # not a number is a missing one
         column = pc.if_else(pc.is_nan(column), None, column)
@@ -237,15 +254,19 @@ def judge(name: str, column: pa.ChunkedArray) -> Kind:
     if not values.rows:
         return Kind("categorical", "no value in the rows looked at")
     numbers, fits = values.share(NUMBER)
-    if numbers >= 1 - STRAYS:
+    declared = typed and is_text(kind)
+    if numbers >= 1 - STRAYS and not declared:
         if is_time_name(name) and _is_unix_time(values, fits):
             return Kind("drop", UNIX_TIMES)
         integers, _ = values.share(INTEGER)
-        whole = integers >= 1 - STRAYS if _is_text(kind) else integers == 1
+        whole = integers >= 1 - STRAYS if is_text(kind) else integers == 1
         found = judge_integers(name, values) if whole else Kind("dense", "numbers with decimals")
         if numbers == 1:
             return found
         return Kind(found.name, found.why, values.commonest(~fits), int(values.counts[~fits].sum()))
+    if numbers < 1 and (mark := decimal_mark(values.texts)):
+        how = "a comma before the decimals" if mark == "," else "a unit or commas between thousands"
+        return Kind("dense", f"numbers written with {how}", decimals=mark)
     moments, fits_moment = values.share(DATE_TIME)
     if moments >= 1 - STRAYS:
         found = Kind("datetimes", "date-times: their hour and weekday are the features")
@@ -253,12 +274,13 @@ def judge(name: str, column: pa.ChunkedArray) -> Kind:
             return found
         return Kind(found.name, found.why, values.commonest(~fits_moment), int(values.counts[~fits_moment].sum()))
     text = judge_text(values)
-    if numbers > 0.9:
+    if numbers > 0.9 and not declared:
         why = "numbers and other values"
         return Kind(text.name, why, values.commonest(~fits), int(values.counts[~fits].sum()), text.separator)
-    foreign, fits = values.share(FOREIGN_NUMBER)
-    if foreign >= 1 - STRAYS:
-        return Kind(text.name, "numbers in a spelling that is not read as such", values.commonest(fits), 0)
+    written, fits = values.share("|".join(f"({pattern})" for pattern in PATTERNS.values()))
+    if written > 0.9 and numbers < 1:
+        strays = values.commonest(~fits) if written < 1 else values.commonest(fits)
+        return Kind("categorical", "numbers and other values", strays, max(1, int(values.counts[~fits].sum())))
     return text
 
 
@@ -304,7 +326,8 @@ def look_like_ids(numbers: Array, counts: Array) -> bool | None:
 def judge_text(values: Values) -> Kind:
     rows, distinct = values.rows, len(values.texts)
     if distinct == rows >= 1000:
-        return Kind("drop", f"another text in each of {rows:,} rows")
+        why = f"another text in each of {rows:,} rows"
+        return Kind("drop", why, warning=f"{why}: it is left out, for no value comes again")
     for separator in "|;,":
         if _is_separator(values, separator):
             return Kind("bags", f"several values with {separator} between them", separator=separator)
@@ -347,19 +370,6 @@ def _is_unix_time(values: Values, fits: Array) -> bool:
     numbers = pc.cast(values.texts.filter(pa.array(fits)), pa.float64()).to_numpy()
     years = numbers / unix_units(numbers) / (365.25 * 86400)
     return bool(values.counts[fits][(years > 10) & (years < 130)].sum() >= (1 - STRAYS) * values.rows)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return any(
-        check(kind)
-        for check in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_string_view,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-        )
-    )
 
 
 def settle(values: Values, columns: Columns, *, whole: bool) -> Columns | None:

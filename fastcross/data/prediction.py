@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
@@ -12,12 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fastcross.batch import Bag, Batch
-from fastcross.data.blocks import Block
+from fastcross.data.blocks import Block, kind_of_type
 from fastcross.data.cache import Cache
 from fastcross.data.columns import DataError
 from fastcross.data.encoder import Encoder
 from fastcross.data.formats import get_format
-from fastcross.data.formats.parquet import PLACES, MemoryTable
+from fastcross.data.formats.parquet import PLACES, MemoryTable, ParquetTable
 from fastcross.data.formats.reading import Problems, Source, Table, check_kind, read_in_order, resolve_paths
 
 
@@ -48,6 +49,7 @@ class PredictionRows:
     """Iterates over batches of at most batch_size rows; afterwards its attributes say what was met.
 
     rows: how many there were; unknown: per column, how many values were not in the vocabulary and became id 0;
+    warnings: columns of other types than in training, and columns with many more unknown values than there;
     problems: the bad rows that were skipped (on_error="skip"), with their lines, and files that break off;
     skipped: their numbers among all rows of the files, counted from 0 without header and blank lines; numbers: those of
     the rows that were read; ids: the values of the id column. So prediction i is that of row numbers[i], called ids[i].
@@ -82,6 +84,25 @@ class PredictionRows:
         self.problems = Problems(on_error)
         self.skipped: list[int] = []
         self.id_blocks: list[pa.Array] = []
+        self.values = dict.fromkeys(self.unknown, 0)  # of each column, known or not
+        self.retyped: dict[str, tuple[str, str]] = {}
+
+    @property
+    def warnings(self) -> list[str]:
+        """Of the rows so far."""
+        found = [
+            f"column {name} held {before} in training and holds {now} here: they are compared as texts, and what is "
+            "not written alike is unknown to the model; make them of one type"
+            for name, (before, now) in self.retyped.items()
+        ]
+        shares = {name: count / self.values[name] for name, count in self.unknown.items() if count}
+        rare = {name: self.encoder.rare.get(name, 0.0) for name in shares}
+        # Two standard deviations above what the training rows had, so that few rows raise no false alarm.
+        many = [n for n, p in rare.items() if shares[n] > p + 0.05 + 2 * math.sqrt(p * (1 - p) / self.values[n])]
+        if many:
+            shown = ", ".join(f"{name} {shares[name]:.1%} (in training {rare[name]:.1%})" for name in many)
+            found.append(f"values that the model does not know, or that were rare in training: {shown}")
+        return found
 
     @property
     def numbers(self) -> npt.NDArray[np.int64]:
@@ -99,6 +120,7 @@ class PredictionRows:
         for path, size in zip(self.paths, sizes, strict=True):
             rows = self.rows
             table = self._open(path)
+            self._compare_types(table, path)
             for block, read_bytes in read_in_order(table, path, self.problems):
                 yield from self._batches(block)
                 if self.progress:
@@ -113,6 +135,15 @@ class PredictionRows:
             return MemoryTable.for_prediction(self.table, columns, self.labelled, self.id_column)
         return get_format(self.encoder.format).open_for_prediction(path, columns, self.labelled, self.id_column)
 
+    def _compare_types(self, table: Table, path: Path) -> None:
+        known = self.encoder.columns.types
+        if known and isinstance(table, ParquetTable):
+            schema = table.schema(path)
+            for name, before in known.items():
+                now = kind_of_type(schema.field(name).type)
+                if now not in (before, None):
+                    self.retyped[name] = (before, now)
+
     def _batches(self, block: Block) -> Iterator[Batch]:
         first = self.rows + len(self.skipped)
         self.skipped += [first + i for i in block.skipped]
@@ -122,6 +153,8 @@ class PredictionRows:
         batch, unknown = self.encoder.encode(block)
         for name, count in unknown.items():
             self.unknown[name] += count
+        for name, coded in zip(self.unknown, (*block.categorical, *block.bags), strict=True):
+            self.values[name] += len(coded.codes)
         for lo in range(0, block.rows, self.batch_size):
             yield _slice(batch, lo, min(lo + self.batch_size, block.rows))
 

@@ -250,6 +250,7 @@ def _build(
             **weight_facts,
             "findings": [finding.to_dict() for finding in table.findings],
             "looked_at": table.looked_at,
+            "warnings": _without_ids(encoder, configuration["min_frequency"]),
             "split": division.describe(columns.time),
             "skipped": {"rows": len(problems), "examples": problems.examples, "truncated": problems.truncated},
             "seconds": round(time.time() - started, 3),
@@ -257,6 +258,20 @@ def _build(
         }
         write_checked_json(folder / "manifest.json", manifest)
     return Cache.open(cache_path)
+
+
+def _without_ids(encoder: Encoder, least: int) -> list[str]:
+    """The columns whose values are nearly all rare."""
+    schema, rare = encoder.schema, encoder.rare
+    sizes = (*schema.cardinalities, *schema.bag_cardinalities)
+    sized = zip((*schema.categorical_names, *schema.bag_names), sizes, strict=True)
+    mute = [f"{name} ({rare[name]:.0%} of its values)" for name, size in sized if size <= 2 and rare.get(name)]
+    if not mute:
+        return []
+    return [
+        f"no value, or one alone, has an id of its own, for the others are in fewer than {least} training rows each "
+        f"(min_frequency): {', '.join(mute)}; the model learns next to nothing of them"
+    ]
 
 
 def _classes(spool: Spool, part: Array, label: str) -> dict[str, Any]:

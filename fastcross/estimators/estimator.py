@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import tempfile
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from os import PathLike
@@ -61,6 +62,8 @@ class Estimator(BaseEstimator):
         model: a name among fastcross.models.MODELS; an option that it has not is an error.
         columns: what the columns are, as fastcross.data.Columns, a dict of its fields, or None to infer all of them,
             as ``fastcross prepare`` does. A dict without ``infer_rest`` leaves out what it does not name.
+        categorical_features: which columns are categories, as in scikit-learn: names, positions, a mask, or
+            "from_dtype"; all other numbers are quantities then. None: inferred.
         split: how rows are divided where fit is given no eval_set; "random:0.9,0.1,0" trains on nine tenths and stops
             early by the last. "time" and the others are those of the command line.
         group: a column such as the user, within whose rows AUC is measured, too (gauc).
@@ -113,6 +116,7 @@ class Estimator(BaseEstimator):
     bf16: bool | None = None
     graph: str | None = None
     columns: Columns | Mapping[str, Any] | None = None
+    categorical_features: Any = None
     group: str | None = None
     split: str = "random:0.9,0.1,0"
     split_seed: int = 0
@@ -164,6 +168,7 @@ class Estimator(BaseEstimator):
             result = plan.run(kept.path, show=show, opened=(cache, {}), curves=False, signals=False)
         kept.finish()
         self.run_, self.result_, self.report_ = kept, result, cache.report
+        self._warn(cache.warnings)
 
     def _prepare(self, X: Any, y: Any, sample_weight: Any, eval_set: Any, path: Path) -> Cache:
         from fastcross.data import prepare
@@ -174,7 +179,11 @@ class Estimator(BaseEstimator):
         if _is_path(X):
             _check_names(X, y=y, sample_weight=sample_weight, eval_set=eval_set)
             said = self.columns or self.group or y or sample_weight or self.task == "regression"
-            columns = self._columns(label=y, sample_weight=sample_weight, task=self.task) if said else None
+            facts = {"label": y, "sample_weight": sample_weight, "task": self.task}
+            if self.categorical_features is not None:
+                facts |= {"categorical": self._names_of_a_file(), "infer_rest": True}
+                said = True
+            columns = self._columns(**facts) if said else None
             cache = prepare(X, path, columns=columns, **options)
             self._check_task(cache.schema.task, X)
             self._set_classes(_values(cache.encoder.classes))
@@ -189,6 +198,7 @@ class Estimator(BaseEstimator):
             raise ValueError(f"{type(self).__name__} needs at least two rows; got n_samples = {len(rows.table)}")
         tables = [rows.table] if eval_set is None else [rows.table, self._evaluated(eval_set, rows)]
         facts = {"label": rows.label, "sample_weight": rows.weight, "task": self.task, "classes": rows.texts}
+        facts |= self._declared_categories(rows)
         cache = prepare_table(tables, path, columns=self._columns(**facts), **options)
         self._set_classes(rows.classes)
         return cache
@@ -255,7 +265,17 @@ class Estimator(BaseEstimator):
         check_is_fitted(self, "run_")
         trained = self.run_.trained
         source = X if _is_path(X) else self._table(X)
-        return predict_rows(trained.model, read_for_prediction(source, trained.encoder, labelled=labelled))
+        rows = read_for_prediction(source, trained.encoder, labelled=labelled)
+        found = predict_rows(trained.model, rows)
+        self._warn(rows.warnings)
+        return found
+
+    @staticmethod
+    def _warn(messages: Iterable[str]) -> None:
+        from fastcross.data.columns import DataWarning
+
+        for message in messages:
+            warnings.warn(message, DataWarning, stacklevel=4)
 
     def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
         """Write the run folder, which :meth:`load` and every command of the command line read.
@@ -338,14 +358,30 @@ class Estimator(BaseEstimator):
             seed = int(check_random_state(seed).randint(LARGEST_SEED))
         return TrainingConfig(**given, seed=seed)
 
-    def _columns(self, **facts: str | tuple[str, ...] | None) -> Columns:
+    def _names_of_a_file(self) -> tuple[str, ...]:
+        names = self.categorical_features
+        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+            raise ValueError(f"X is a file, whose categorical_features must be names of columns; got {names!r}")
+        return tuple(names)
+
+    def _declared_categories(self, rows: Rows) -> dict[str, Any]:
+        """What categorical_features says of the columns of a table: they are categories, other numbers quantities."""
+        if self.categorical_features is None:
+            return {}
+        from fastcross.estimators.rows import chosen_names, numbers_of
+
+        chosen = chosen_names(self.categorical_features, rows.features)
+        dense = tuple(name for name in numbers_of(rows.table, rows.features) if name not in chosen)
+        return {"categorical": chosen, "dense": dense, "infer_rest": True}
+
+    def _columns(self, **facts: Any) -> Columns:
         """What is declared, and facts beside it."""
         from fastcross.data import Columns
 
         declared = dict(self.columns.to_dict() if isinstance(self.columns, Columns) else self.columns or {})
         if self.group is not None:
             facts["group"] = self.group
-        clash = [name for name, fact in facts.items() if declared.get(name, fact) not in (None, fact)]
+        clash = [name for name, fact in facts.items() if declared.get(name, fact) not in (None, (), False, fact)]
         if clash:
             raise ValueError(f"columns names {clash[0]} {declared[clash[0]]!r}, and the call {facts[clash[0]]!r}")
         return Columns.make({**declared, **{name: fact for name, fact in facts.items() if fact is not None}})

@@ -15,6 +15,7 @@ import pyarrow as pa
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite, check_consistent_length, column_or_1d
 
+from fastcross.data.blocks import kind_of_type
 from fastcross.data.columns import DataError
 from fastcross.data.inference import LABEL_NAMES
 
@@ -73,10 +74,27 @@ def _column(values: Any, place: str) -> pa.Array | pa.ChunkedArray:
         return values
     if isinstance(values, np.ndarray) and values.dtype.kind in "US":
         values = values.astype(object)  # Arrow reads no texts of fixed width
+    values = _readable(values)
     try:
         return pa.array(values, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         raise DataError(f"{place} {_mixture(values, error)}") from None
+
+
+def _readable(values: Any) -> Any:
+    """What pandas has and Arrow has not: sparse columns become dense, intervals texts, periods their first moments."""
+    kind = type(getattr(values, "dtype", None)).__name__
+    if kind == "SparseDtype":
+        return values.sparse.to_dense()
+    if kind == "IntervalDtype":
+        return values.astype(str).where(values.notna(), None)
+    if kind == "PeriodDtype":
+        return values.dt.to_timestamp()
+    if kind != "CategoricalDtype" or getattr(values.cat.categories.dtype, "kind", "O") in "biuf":
+        return values
+    if all(isinstance(category, str) for category in values.cat.categories):
+        return values
+    return values.cat.rename_categories(list(map(str, values.cat.categories)))
 
 
 def _mixture(values: Any, error: Exception) -> str:
@@ -100,6 +118,32 @@ def _check_objects(columns: Mapping[str, Any], place: str) -> None:
 def _check_distinct(names: Sequence[str], place: str) -> None:
     if twice := sorted({name for name in names if list(names).count(name) > 1}):
         raise DataError(f"{place}: a column is there twice: {', '.join(twice)}")
+
+
+def chosen_names(chosen: Any, names: Sequence[str]) -> tuple[str, ...]:
+    """The columns that scikit-learn's categorical_features choose: by names, positions, or a mask."""
+    if isinstance(chosen, str) and chosen == "from_dtype":
+        return ()
+    array = np.asarray([chosen] if isinstance(chosen, str) else chosen)
+    if array.ndim == 1 and array.dtype == bool:
+        if len(array) != len(names):
+            raise ValueError(f"categorical_features must be a mask of {len(names)} columns; got {len(array)}")
+        return tuple(name for name, is_chosen in zip(names, array.tolist(), strict=True) if is_chosen)
+    if array.ndim != 1 or (array.dtype.kind not in "iuUO" and array.size):
+        raise ValueError(f'categorical_features must be names, positions, a mask or "from_dtype"; got {chosen!r}')
+    if array.dtype.kind in "iu":
+        if outside := [each for each in array.tolist() if not 0 <= each < len(names)]:
+            raise ValueError(f"categorical_features must be positions below {len(names)}; got {outside[0]}")
+        return tuple(names[each] for each in array.tolist())
+    if absent := [str(name) for name in array.tolist() if str(name) not in names]:
+        raise ValueError(f"categorical_features name no column {', '.join(absent)}; the columns are {', '.join(names)}")
+    return tuple(map(str, array.tolist()))
+
+
+def numbers_of(table: pa.Table, names: Sequence[str]) -> list[str]:
+    """The columns of numbers, but for those that are stored as categories."""
+    kinds = {name: table.schema.field(name).type for name in names}
+    return [n for n, kind in kinds.items() if kind_of_type(kind) == "numbers" and not pa.types.is_dictionary(kind)]
 
 
 @dataclass(frozen=True)

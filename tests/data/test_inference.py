@@ -68,7 +68,7 @@ KINDS = {
     "nothing": ([None] * N, "drop"),
     "structs": ([{"a": i} for i in range(N)], ""),
     "lists of structs": ([[{"a": i}] for i in range(N)], ""),
-    "durations": ([datetime.timedelta(seconds=i) for i in range(N)], ""),
+    "durations": ([datetime.timedelta(seconds=i) for i in range(N)], "dense"),
     "bytes": ([b"\xff\xfe"] * N, ""),
 }  # fmt: skip
 
@@ -141,7 +141,7 @@ def test_warnings_where_values_are_mixed_or_foreign(tmp_path):
     columns = {"a": lambda i: "none at all" if i % 20 == 0 else i / 3, "b": lambda i: f'"1,{i % 900 + 100}"'}
     report = prepare(write(tmp_path / "t.csv", columns), tmp_path / "c").report
     assert "warning: column a (categorical): 150 of 3,000 values are no numbers, such as 'none at all'" in report
-    assert "warning: column b (categorical): numbers in a spelling that is not read as such: '1,100'" in report
+    assert "b  dense        numbers written with a unit or commas between thousands" in report
 
 
 def test_the_sample_is_from_all_over_the_file(tmp_path, monkeypatch):

@@ -60,6 +60,9 @@ class ParquetTable:
         keep = pa.array([i for i in range(len(table)) if i not in bad], pa.int64())
         return replace(convert(table.take(keep)), skipped=sorted(bad))
 
+    def schema(self, path: Path) -> pa.Schema:
+        return pyarrow.parquet.read_schema(path)
+
     def with_columns(self, columns: Columns, labelled: bool) -> ParquetTable:
         return replace(self, columns=columns, labelled=labelled)
 
@@ -105,6 +108,9 @@ class MemoryTable(ParquetTable):
         check_distinct(PLACES[0], table.column_names)
         check_present(PLACES[0], columns.read(labelled, carry), tuple(table.column_names))
         return cls(columns, labelled, carry, tables={PLACES[0]: table})
+
+    def schema(self, path: Path) -> pa.Schema:
+        return self.tables[path].schema
 
     def chunks(self, path: Path, problems: Problems) -> Iterator[tuple[tuple[int, pa.Table], int]]:
         table = self.tables[path].select(list(self.columns.read(self.labelled, self.carry)))
@@ -161,4 +167,4 @@ def _sample(place: Path, pieces: dict[int, pa.Table], rows: int) -> Sample:
     whole = len(table) == rows
     of_all = f"all {rows:,} rows" + ("" if place in PLACES else f" of {place.name}")
     where = of_all if whole else f"{len(table):,} rows from all over {place.name}"
-    return Sample(str(place), table, whole, "row", row_of, where)
+    return Sample(str(place), table, whole, "row", row_of, where, typed=True)

@@ -110,6 +110,7 @@ class TextTable:
         types |= dict.fromkeys(self.columns.dense or (), number) | dict.fromkeys(
             self.columns.categorical or (), pa.binary()
         )
+        types |= dict.fromkeys(self.columns.decimals, pa.string())
         if self.carry:
             types[self.carry] = pa.string()
         if not data.strip():
