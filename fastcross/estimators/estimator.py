@@ -6,6 +6,7 @@ What is heavy is imported where it is used: ``import fastcross`` looks these nam
 from __future__ import annotations
 
 import difflib
+import inspect
 import tempfile
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -385,6 +386,14 @@ class Estimator(BaseEstimator):
         if clash:
             raise ValueError(f"columns names {clash[0]} {declared[clash[0]]!r}, and the call {facts[clash[0]]!r}")
         return Columns.make({**declared, **{name: fact for name, fact in facts.items() if fact is not None}})
+
+
+# Of __init__, not of __new__, which takes anything in order to name it: editors and scikit-learn look here.
+Estimator.__signature__ = inspect.signature(
+    Estimator.__init__
+).replace(  # type: ignore[attr-defined]
+    parameters=list(inspect.signature(Estimator.__init__).parameters.values())[1:]
+)
 
 
 class DCNClassifier(ClassifierMixin, Estimator):

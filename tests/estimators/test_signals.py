@@ -23,9 +23,13 @@ def send(number, after):
 def test_ctrl_c_ends_a_cross_validation():
     table = clicks()
     DCNClassifier(**SMALL).fit(table, "clicked")  # imports are done
-    send(signal.SIGINT, 0.5)
-    with pytest.raises(KeyboardInterrupt):
-        cross_val_score(DCNClassifier(**LONG), table.drop(columns="clicked"), table.clicked, cv=3)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a worker of pytest's ignores Ctrl-C
+    try:
+        send(signal.SIGINT, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            cross_val_score(DCNClassifier(**LONG), table.drop(columns="clicked"), table.clicked, cv=3)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_sigterm_reaches_the_program_during_a_fit():
