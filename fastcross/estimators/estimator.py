@@ -389,9 +389,7 @@ class Estimator(BaseEstimator):
 
 
 # Of __init__, not of __new__, which takes anything in order to name it: editors and scikit-learn look here.
-Estimator.__signature__ = inspect.signature(
-    Estimator.__init__
-).replace(  # type: ignore[attr-defined]
+Estimator.__signature__ = inspect.signature(Estimator.__init__).replace(
     parameters=list(inspect.signature(Estimator.__init__).parameters.values())[1:]
 )
 
