@@ -1,15 +1,15 @@
 """State on disk: any nesting of dicts, lists, numbers and tensors in one safetensors file, written atomically.
 
-Tensors become safetensors entries named by their path (``model.deep.0.weight``); everything else is one JSON text in
-the file's metadata. Loading runs no code from the file, unlike pickle, and a file is either whole or not there.
+Tensors become safetensors entries named by their path (``model.deep.0.weight``). Everything else is one JSON text in
+the file's metadata. Loading runs no code from the file, unlike pickle. A file is either complete or absent.
 
-A checksum of the file stands beside it (``last.safetensors.checksum``), so that no change goes unnoticed: safetensors
-itself sees neither changed values nor a changed name, dtype or space in the header.
+The file's checksum is in ``last.safetensors.checksum`` and detects every change. safetensors itself detects neither
+changed values nor a changed name, dtype or space in the header.
 
-Where processes share a model, each writes its shards, as torch.distributed.checkpoint does; one can put them together.
+With several processes, each writes its shards in the format of torch.distributed.checkpoint. One process can read all.
 
-best-00001200/   last-00001500/       a checkpoint of that step, whole or not there
-    state.safetensors                 all that is not sharded, as in a single file, and checksums of:
+best-00001200/   last-00001500/       a checkpoint of that step, complete or absent
+    state.safetensors                 everything that is not sharded, as in a single file, and checksums of:
     *.distcp, .metadata               the tables and their moments, in as many parts as there were ranks
 """
 
@@ -31,17 +31,17 @@ FORMAT = "fastcross-3"
 
 
 class CheckpointError(ValueError):
-    """A file that is not a checkpoint, or not a whole one."""
+    """A file is not a checkpoint, or is damaged or incomplete."""
 
 
 def save(path: Path | str, state: dict[str, Any]) -> None:
-    """Write ``state`` to ``path``; a reader, or a crash at any moment, sees the old file or the new one."""
+    """Write ``state`` to ``path`` atomically: at any moment the old or the new file is there."""
     tensors: dict[str, Tensor] = {}
     memory: set[int] = set()
     try:
         structure = json.dumps(_take_apart(state, "", tensors, memory))
     except RecursionError:
-        raise TypeError("a checkpoint holds no state that contains itself, or that is nested so deeply") from None
+        raise TypeError("a checkpoint cannot hold state that contains itself or is nested too deeply") from None
     with atomic_with_checksum(path) as temporary:
         try:
             save_file(tensors, temporary, metadata={"format": FORMAT, "state": structure})
@@ -50,9 +50,9 @@ def save(path: Path | str, state: dict[str, Any]) -> None:
 
 
 def load(path: Path | str, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """What :func:`save` wrote, tensors on ``device``; a CheckpointError names a file that is damaged.
+    """Load what :func:`save` wrote, with tensors on ``device``. A CheckpointError names a damaged file.
 
-    It is read twice, to verify it and to load it.
+    The file is read twice: to verify it and to load it.
     """
     return undisturbed(path, lambda: _load(path, device))
 
@@ -75,13 +75,13 @@ def _load(path: Path | str, device: torch.device | str) -> dict[str, Any]:
 
 
 def verify(path: Path | str) -> None:
-    """Raise CheckpointError unless the file is, to the last byte, what :func:`save` wrote."""
+    """Raise CheckpointError unless the file has exactly the bytes that :func:`save` wrote."""
     if reason := damage(path):
         raise CheckpointError(f"{path} is not a whole checkpoint: {reason}")
 
 
 def checkpoints(run: Path, name: str) -> list[Path]:
-    """Those of a run folder, the newest last."""
+    """The checkpoints of that name in a run folder, newest last."""
     return sorted(run.glob(f"{name}-" + "[0-9]" * 8))
 
 
@@ -93,7 +93,7 @@ def newest(run: Path, name: str) -> Path:
 
 
 def read_whole(folder: Path) -> dict[str, Any]:
-    """The state in a sharded checkpoint, its tables put together in this process."""
+    """The whole state of a sharded checkpoint, with complete tables in this process."""
     import torch.distributed.checkpoint as dcp  # takes a while to import
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
@@ -110,7 +110,7 @@ def read_whole(folder: Path) -> dict[str, Any]:
 
 
 def read_state(folder: Path, rank: int = 0, size: int = 1) -> dict[str, Any]:
-    """What is not sharded, after the files of the shards have been verified; ``size`` ranks share that work."""
+    """The state that is not sharded. The ``size`` ranks first verify the files of the shards, a part each."""
     state = load(folder / "state.safetensors")
     files = state.pop("files")
     for name in sorted(files)[rank::size]:
@@ -125,12 +125,12 @@ def read_state(folder: Path, rank: int = 0, size: int = 1) -> dict[str, Any]:
 
 
 def file_checksums(folder: Path, rank: int = 0, size: int = 1) -> dict[str, str]:
-    """Of the files that torch.distributed.checkpoint wrote, or of a rank's share of them."""
+    """Checksums of the files that torch.distributed.checkpoint wrote, or of a rank's share of them."""
     return {path.name: checksum(path) for path in sorted(folder.iterdir())[rank::size]}
 
 
 def read_shards(shards: dict[str, Any], folder: Path, *, alone: bool = False) -> None:
-    """Read into the given tensors, sharded or whole, what is at their place in a checkpoint."""
+    """Read the given tensors, sharded or whole, from a checkpoint, in place."""
     import torch.distributed.checkpoint as dcp
 
     with checkpoint_errors(f"{folder} is not a whole checkpoint"), warnings.catch_warnings():
@@ -140,7 +140,7 @@ def read_shards(shards: dict[str, Any], folder: Path, *, alone: bool = False) ->
 
 @contextlib.contextmanager
 def checkpoint_errors(failure: str) -> Iterator[None]:
-    """What went wrong on some ranks, and is told to all, as one error that says the first of it."""
+    """Turn the errors of several ranks into one error with the first message."""
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
@@ -174,7 +174,7 @@ def put_shards(value: Any, shards: Mapping[str, Any]) -> Any:
 
 
 def _take_apart(value: Any, name: str, tensors: dict[str, Tensor], memory: set[int]) -> Any:
-    """``value`` as JSON, its tensors moved into ``tensors`` under their path; ``memory``: addresses of those so far."""
+    """``value`` as JSON, with its tensors moved into ``tensors`` under their path; ``memory``: their addresses."""
     if isinstance(value, Tensor):
         name = _unique(name, tensors)
         tensors[name] = _own(value, name, memory)
@@ -210,7 +210,7 @@ def _put_together(value: Any, tensor: Callable[[str], Tensor]) -> Any:
 
 
 def _own(value: Tensor, name: str, memory: set[int]) -> Tensor:
-    """A contiguous tensor that shares its storage with no other, as safetensors asks for."""
+    """A contiguous tensor that shares its storage with no other, as safetensors requires."""
     if value.layout != torch.strided or value.is_meta or value.is_quantized:
         raise TypeError(f"a checkpoint holds dense tensors with values; got {value.layout} on {value.device} at {name}")
     value = value.detach().resolve_conj().resolve_neg().contiguous()
@@ -221,7 +221,7 @@ def _own(value: Tensor, name: str, memory: set[int]) -> Tensor:
 
 
 def _unique(name: str, taken: dict[str, Tensor]) -> str:
-    """The path, or where that is another tensor's already ({"a": {"b": t}, "a.b": u}), the path with a number."""
+    """The path, with a number appended if another tensor already has it ({"a": {"b": t}, "a.b": u})."""
     name = name.encode("utf-8", "backslashreplace").decode()
     candidate, number = name, 1
     while candidate in taken or candidate == "__metadata__":  # which is safetensors' own

@@ -1,4 +1,4 @@
-"""How to train: the configuration, whose defaults are section 4.2 of the paper, and what its values mean."""
+"""The configuration of training. Its defaults are those of section 4.2 of the paper."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 SCHEDULES = ("constant", "plateau", "cosine")
 OPTIMIZERS = ("adam", "adamw", "adagrad", "rowwise_adagrad", "sgd")  # of optim.OPTIMIZERS, which a test compares
 CAPTURABLE = ("adam", "adamw", "sgd")  # PyTorch's Adagrad reads its rate and the number of its steps on the host
-EMBEDDINGS = ("auto", "fastcross", "fbgemm")  # whose tables: fastcross's, or fbgemm's through TorchRec
-SHARDINGS = ("auto", "table", "row", "column")  # how TorchRec divides tables: "auto" is left to its planner
+EMBEDDINGS = ("auto", "fastcross", "fbgemm")  # implementation of the tables; fbgemm's runs through TorchRec
+SHARDINGS = ("auto", "table", "row", "column")  # how TorchRec divides tables; "auto": its planner decides
 GRAPHS = ("auto", "off")  # whether steps on a GPU are captured in a CUDA graph
 LOGGERS = ("tensorboard", "mlflow", "wandb")
 PLATEAU_FACTOR = 0.3
 
-# For each task, which way is better; calibration, best at 1, has no direction. gauc needs groups.
+# The better direction of each task's metrics. Calibration, best at 1, has none. gauc needs groups.
 BETTER: dict[str, dict[str, Callable[..., float]]] = {
     "binary": {"logloss": min, "auc": max, "gauc": max, "accuracy": max, "ece": min},
     "multiclass": {"logloss": min, "accuracy": max, "ece": min},
@@ -45,13 +45,13 @@ class TrainingConfig:
             each evaluation without a better validation metric) or "cosine" (down to 0 at the last step).
         evaluate_every: steps between evaluations; None for once per epoch.
         patience: stop after this many evaluations in a row without a better validation metric; 0 for never.
-        monitor: the metric that tells which evaluation was the best, one of BETTER for the task; None for the logloss,
+        monitor: the metric of early stopping and of the best model, one of BETTER for the task; None for the logloss,
             or the RMSE of a regression.
-        positive_weight: how much the loss of a positive row counts, of a binary label.
+        positive_weight: factor of the loss of positive rows, for a binary label.
         clip_norm: largest norm of all gradients together; 0 for no clipping.
-        max_loss: a training loss above this counts as exploded.
-        bf16: autocast to bfloat16; None for where the device gains from it.
-        graph: "auto" captures the steps in a CUDA graph, where they run on a GPU and can be; "off" does not.
+        max_loss: training stops with an error at a training loss above this.
+        bf16: autocast to bfloat16; None: only on GPUs with bfloat16 units.
+        graph: "auto" captures the steps on a GPU in a CUDA graph, if possible; "off" does not.
         checkpoint_seconds: time between checkpoints for resuming.
     """
 
@@ -96,7 +96,7 @@ class TrainingConfig:
 
 
 def learning_rate(config: TrainingConfig, step: int, total_steps: int, decays: int = 0) -> float:
-    """The rate of a step (the first is 0), after ``decays`` evaluations on a plateau."""
+    """The learning rate of step number ``step``, from 0, after ``decays`` evaluations on a plateau."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "cosine":
@@ -106,7 +106,7 @@ def learning_rate(config: TrainingConfig, step: int, total_steps: int, decays: i
 
 
 def choose_device(name: str) -> torch.device:
-    """A device by its name; "auto" is the GPU where there is one."""
+    """The device of that name; "auto" is the GPU if there is one."""
     import torch  # here: the command line reads the options above, and does not wait for PyTorch
 
     if name == "auto":

@@ -30,7 +30,7 @@ SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "TRITON_INTERPRET", "CUDA_VISI
 
 
 def describe_environment() -> Iterator[str]:
-    """What a report of a defect should say, line by line."""
+    """The lines that a bug report should contain."""
     yield f"fastcross {__version__}, Python {platform.python_version()}, {platform.platform()}"
     yield (
         f"CPU: {_processor()}, {_usable_cores()} cores to use of {os.cpu_count()}, {torch.get_num_threads()} threads"
@@ -78,7 +78,7 @@ def _version(package: str) -> str:
 
 
 def _backends() -> list[str]:
-    """What can run here, and why the others cannot."""
+    """The backends that can run here, and for each other one the reason."""
     found = ["torch", "reference"]
     for name, device in (("cpu", "cpu"), ("triton", "cuda" if torch.cuda.is_available() else "cpu")):
         try:
@@ -105,7 +105,7 @@ def _usable_cores() -> int:
 
 
 def _processor() -> str:
-    """Its name, as Linux tells it."""
+    """The processor's name, from Linux."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
         for line in file:
             if line.startswith("model name"):

@@ -1,5 +1,4 @@
-"""An experiment: data, model, training. It builds, trains, resumes, and saves as JSON, to be repeated.
-
+"""An experiment: data, model and training. It trains, resumes, and saves itself as JSON.
 experiment = Experiment(Dataset("train.txt"), "dcn", {"cross_layers": 4}, TrainingConfig(epochs=3))
 result = experiment.run("runs/first", show=print)
 resume("runs/first")                            # after a crash, bit for bit
@@ -39,7 +38,7 @@ from fastcross.training.run_folder import Run, read_json, working_in, write_json
 from fastcross.training.step import ALONE, Processes, Show
 
 Progress = Callable[[str, int, int], None]  # stage, done, total
-Opened = tuple[Cache, Mapping[str, float]]  # and the best possible logloss of each part, where it is known
+Opened = tuple[Cache, Mapping[str, float]]  # with the best possible logloss of each part, if known
 SHARDED_MODELS = ("dcn", "dnn")  # those whose tables TorchRec can divide
 SHARDED_OPTIMIZERS = ("adam", "sgd")
 OF_DATA = (
@@ -54,7 +53,7 @@ OF_DATA = (
 
 
 def user_folder() -> Path:
-    """Where prepared data is kept unless another folder is named."""
+    """The default folder for prepared data."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastcross"
 
 
@@ -64,9 +63,9 @@ class Dataset:
 
     Args:
         files: a cache, or files to prepare; none for a generated click log, whose best possible logloss is known.
-        cache: where to keep what is prepared; None for a folder of the user's own.
-        preparation: arguments of :func:`fastcross.data.prepare`; those that are not given are left to it.
-        rows: of the generated log.
+        cache: folder for the prepared data; None for one in the user's cache folder.
+        preparation: arguments of :func:`fastcross.data.prepare`; others have its defaults.
+        rows: number of rows of the generated log.
     """
 
     files: tuple[str, ...] = ()
@@ -79,7 +78,7 @@ class Dataset:
         object.__setattr__(self, "files", tuple(os.fspath(file) for file in files))
 
     def open(self, show: Show | None = None, *, progress: Progress | None = None) -> Opened:
-        """The cache, made first if need be, and the best possible logloss of each of its parts, where known."""
+        """The cache, prepared if necessary, and the best possible logloss of each part, if known."""
         show = show or (lambda line: None)
         if not self.files:
             return self._generate(show, progress)
@@ -104,7 +103,7 @@ class Dataset:
         return cache, {part: value for part, value in known if math.isfinite(value)}  # a part may have no rows
 
     def _prepare(self, show: Show, progress: Progress | None) -> Cache:
-        """`prepare` itself sees whether the cache is there and up to date."""
+        """`prepare` checks whether the cache exists and is up to date."""
         from fastcross.data.preparation import prepare
 
         folder = self.cache or self._folder()
@@ -120,7 +119,7 @@ class Dataset:
 
 
 def _shown(cache: Cache, show: Show) -> Cache:
-    """What was made of the data, at every training: a column that was taken for the wrong kind costs accuracy."""
+    """Print how the columns were read, at every training: a column of the wrong type costs accuracy."""
     show(f"data: {cache.path}\n{cache.report}")
     skipped = cache.manifest["skipped"]
     if skipped["rows"]:
@@ -135,11 +134,11 @@ class Experiment:
     Args:
         data: the rows.
         model: a name among :data:`fastcross.models.MODELS`.
-        options: of the model, see :func:`model_options`. ``crosses`` may name columns.
+        options: the model's options, see :func:`model_options`. ``crosses`` may name columns.
         training: the configuration of the training loop.
         device: "auto", "cpu", "cuda", "cuda:1" …
-        threads: of the CPU; None for as many as PyTorch uses now.
-        embedding: whose tables, one of EMBEDDINGS.
+        threads: number of CPU threads; None for PyTorch's present number.
+        embedding: the implementation of the tables, one of EMBEDDINGS.
         sharding: how tables are divided between processes, one of SHARDINGS; None for one process without TorchRec.
     """
 
@@ -169,7 +168,7 @@ class Experiment:
                 raise ValueError(f"sharded tables have the optimizers {' and '.join(SHARDED_OPTIMIZERS)}; got {name}")
 
     def check(self) -> None:
-        """Raise where the model refuses an option or the device is not there: before data is prepared for minutes."""
+        """Raise if the model refuses an option or the device is missing, before data is prepared for minutes."""
         options = {name: value for name, value in self.options.items() if name != "crosses"}  # they name columns
         with torch.device("meta"):
             build(self.model, options, Schema(("x",), ("y",), (3,)))
@@ -180,7 +179,7 @@ class Experiment:
     def on_generated_log(
         cls, data: Dataset, model: str, options: Mapping[str, Any], training: Mapping[str, Any], **others: Any
     ) -> "Experiment":
-        """An experiment on the generated log, whose own defaults hold for what is not in options and training."""
+        """An experiment on the generated log, with the log's defaults for missing options and training settings."""
         defaults = {name: value for name, value in GENERATED_LOG_OPTIONS.items() if name in model_options(model)}
         config = TrainingConfig(**{**GENERATED_LOG_TRAINING, **training})
         return cls(data, model, {**defaults, **options}, config, **others)
@@ -191,7 +190,7 @@ class Experiment:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Experiment":
-        """From :meth:`to_dict`, or from the config.json of a run, which says more than that."""
+        """From :meth:`to_dict`, or from the config.json of a run, which has further entries."""
         known: dict[str, Any] = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}
         training = TrainingConfig(**values["training"])
         return cls(**{**known, "data": Dataset(**values["data"]), "training": training})
@@ -225,18 +224,17 @@ class Experiment:
         signals: bool = True,
         callbacks: Sequence[Callback] = (),
     ) -> dict[str, Any]:
-        """Train in a new run folder; returns what its result.json holds.
-
+        """Train in a new run folder; returns the content of its result.json.
         Args:
             show: called with each line of progress.
             progress: called with (stage, done, total) while the data is prepared.
-            processes: those that train together.
-            go_on: continue a folder that holds this experiment already, or just read it if it has finished.
-            opened: the experiment's data, where it is open already.
-            on_evaluation: called with the metrics of each evaluation; what it raises ends the training there.
+            processes: the processes that train together.
+            go_on: continue a folder that already holds this experiment, or read its result if it has finished.
+            opened: the experiment's data, if already open.
+            on_evaluation: called with the metrics of each evaluation; an exception in it ends the training.
             curves: draw curves.png, which takes longer than a small training.
             signals: end at SIGINT or SIGTERM with the state saved; False leaves signals to the caller.
-            callbacks: told of evaluations, checkpoints and the end.
+            callbacks: called at evaluations, at checkpoints and at the end.
         """
         self.check()
         path, leads = Path(folder), processes.rank == 0
@@ -250,7 +248,7 @@ class Experiment:
                 threads=self.threads or torch.get_num_threads(),
             )
             config = plan.describe(data, optimum)
-            # An option that came later has its default in a folder that does not name it.
+            # A newer option has its default in a folder that does not contain it.
             if exists and Run(path).config | Experiment.load(path).to_dict() != config:
                 raise CheckpointError(f"{path} holds a run with another configuration; choose another folder")
             if exists and (result := Run(path).result):
@@ -280,7 +278,7 @@ class Experiment:
     def _open(
         self, path: Path, go_on: bool, opened: Opened | None, show: Show | None, progress: Progress | None
     ) -> tuple[bool, str, Mapping[str, float]]:
-        """Whether the run folder is there; the cache, and the best possible logloss of its parts."""
+        """Whether the run folder exists; the cache, and the best possible logloss of its parts."""
         exists = (path / "config.json").exists()
         if exists and not go_on:
             raise CheckpointError(f"{path} already holds a run; resume it or choose another folder")
@@ -291,7 +289,7 @@ class Experiment:
         return exists, str(cache.path.resolve()), optimum
 
     def describe(self, cache: Cache, optimum: Mapping[str, float]) -> dict[str, Any]:
-        """What config.json holds: the experiment, and the data that it found."""
+        """The content of config.json: the experiment and its data."""
         return {
             "fastcross": __version__,
             **self.to_dict(),
@@ -311,7 +309,7 @@ class Experiment:
         processes: Processes = ALONE,
         **options: Any,
     ) -> Iterator[Trainer]:
-        """A new model's, which takes these options beside. PyTorch has the experiment's threads while it is at work."""
+        """The trainer of a new model, with these further options. PyTorch uses the experiment's number of threads."""
         threads = torch.get_num_threads()
         torch.set_num_threads(self.threads or threads)
         try:
@@ -348,10 +346,10 @@ def resume(
     cache: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
-    """Continue a run where it stopped, with the experiment that its folder holds; returns the result.
+    """Continue a run from its last checkpoint, with the experiment in its folder; returns the result.
 
     Args:
-        cache: the cache it was trained on, if it has moved.
+        cache: the cache that it was trained on, if it has moved.
     """
     run = processes.open_run(folder)
     with working_in(run.path) if processes.rank == 0 else contextlib.nullcontext():
@@ -367,7 +365,7 @@ def resume(
 
 
 def model_options(name: str) -> tuple[str, ...]:
-    """The options that a model takes beside what follows from the data."""
+    """A model's options, without those that follow from the data."""
     if name not in MODELS:
         raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
     return tuple(entry.name for entry in fields(MODELS[name].Config) if entry.name not in OF_DATA)
@@ -376,7 +374,7 @@ def model_options(name: str) -> tuple[str, ...]:
 def build(
     name: str, options: Mapping[str, Any], schema: Schema, label_scale: tuple[float, float] = (0.0, 1.0)
 ) -> Model:
-    """The model for data with these columns; label_scale: mean and standard deviation of a label that is a quantity."""
+    """The model for data with these columns; label_scale: mean and standard deviation of a regression's label."""
     features: dict[str, Any] = {
         "cardinalities": schema.cardinalities,
         "num_dense": len(schema.dense_names),
@@ -403,7 +401,7 @@ def count(model: Model, *, embeddings: bool = True) -> int:
 
 
 def run_name(name: str) -> Path:
-    """Where a run goes that was given no folder."""
+    """The default folder of a run."""
     return Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 

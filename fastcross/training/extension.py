@@ -1,8 +1,8 @@
-"""New ids without a new model: a run whose vocabularies have grown by what new data brought, trained on with that data.
+"""Add the new ids of new data to a finished run's vocabularies, and continue its training on that data.
 
-A new id was an out-of-vocabulary value until now: its row starts as that row, and so do the row's moments in the
-optimiser, for they are its history, too. (Zeros would make its first steps the largest of all: Adam divides by √v.)
-Every other row, id and moment stays bit for bit: old values are predicted as before until training goes on.
+A new id was out of vocabulary until now. So its row, and the row's moments in the optimiser, start as copies of the
+out-of-vocabulary id's. (Zero moments would make its first steps the largest of all, because Adam divides by √v.)
+All other rows, ids and moments are unchanged bit for bit: predictions for old values change only by further training.
 """
 
 import shutil
@@ -41,22 +41,22 @@ def extend(
     show: Show | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Grow the vocabularies of a finished run by the new files' frequent values, and go on training with these files.
+    """Add the new files' frequent values to the vocabularies of a finished run, and continue training on these files.
 
-    The extended run stands in ``target`` before its training begins: if that is interrupted, ``resume`` goes on. Where
-    the target is the run itself, it is replaced when all is done. What fails leaves everything as it was.
+    ``target`` holds the extended run before its training begins, so ``resume`` can continue an interrupted one. If
+    ``target`` is the run itself, it is replaced at the end. An error leaves the run unchanged.
 
     Args:
         source: the run folder.
         files: labelled files like those it was trained on.
-        target: a new folder, or the same.
-        preparation: of the new files, as arguments of :func:`fastcross.data.prepare`: split, min_frequency …
+        target: a new folder, or the run folder itself.
+        preparation: arguments of :func:`fastcross.data.prepare` for the new files: split, min_frequency …
         training: fields of :class:`TrainingConfig` that differ from the run's.
-        cache: where to keep what is prepared; None for a folder of the user's own.
+        cache: folder for the prepared data; None for one in the user's cache folder.
         device, threads: None for those of the run.
 
     Returns:
-        What the extended run's result.json holds.
+        The content of the extended run's result.json.
     """
     source, target = Path(source), Path(target)
     in_place = target.exists() and target.samefile(source)
@@ -85,7 +85,7 @@ def extend(
 
 
 def _read(source: Path, training: dict[str, Any]) -> tuple[Experiment, Trained, Mapping[str, Any]]:
-    """The experiment to go on with, the model, and the optimiser's state."""
+    """The run's experiment, model and optimiser state."""
     run = Run(source)
     plan = Experiment.load(source)
     if plan.sharding is not None:
@@ -113,7 +113,7 @@ def _read(source: Path, training: dict[str, Any]) -> tuple[Experiment, Trained, 
 
 
 def _write(plan: Experiment, cache: Cache, trained: Trained, moments: Mapping[str, Any], folder: Path) -> None:
-    """A run folder as one that was interrupted before its first step, with all that it starts from."""
+    """Write the extended run as one that was interrupted before its first step."""
     config = plan.describe(cache, {}) | {"extends": str(trained.path.resolve())}
     run = Run.create(folder, config, cache.encoder)
     with plan.trainer(cache, run, {}) as trainer:
@@ -123,7 +123,7 @@ def _write(plan: Experiment, cache: Cache, trained: Trained, moments: Mapping[st
 
 
 def _fill(trainer: Trainer, weights: Mapping[str, Tensor], moments: Mapping[str, Any]) -> None:
-    """Give a new model the old one's weights, and its optimiser the old one's state, with rows for the new ids."""
+    """Copy weights and optimiser state into the new model and optimiser, with rows for the new ids."""
     wanted = trainer.model.state_dict()
     trainer.model.load_state_dict({name: _grown(old, wanted[name]) for name, old in weights.items()})
     parts = []
@@ -138,7 +138,7 @@ def _fill(trainer: Trainer, weights: Mapping[str, Tensor], moments: Mapping[str,
 
 
 def _grown(old: Any, like: Tensor) -> Any:
-    """With copies of its first row, which is that of id 0, until it has as many as ``like``."""
+    """``old`` with copies of its first row, that of id 0, appended until it has the rows of ``like``."""
     if not isinstance(old, Tensor) or not old.dim() or len(old) == len(like):
         return old
     return torch.cat([old, old[:1].expand(len(like) - len(old), *old.shape[1:])])
@@ -153,7 +153,7 @@ def _news(trained: Trained, cache: Cache) -> str:
 
 
 def _keep_others(source: Path, folder: Path) -> None:
-    """What users put into a run folder stays there."""
+    """Keep the user's own files in a run folder."""
     for item in source.iterdir():
         if item.name in OWN or LEFTOVER.fullmatch(item.name):
             continue

@@ -1,7 +1,7 @@
 """The training loop of section 4.2: Adam, batch 512, gradient clip norm 100, early stopping on a validation metric.
 
-The state of a run is its step number, the model, the optimiser, the random generators and the history so far; the order
-of the batches follows from (seed, epoch). So a run that was killed continues from its last checkpoint bit for bit.
+The state of a run is its step number, the model, the optimiser, the random generators and the history so far. The order
+of the batches follows from (seed, epoch). So a killed run continues from its last checkpoint bit for bit.
 """
 
 import contextlib
@@ -46,20 +46,20 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Trainer:
-    """Trains ``model`` on a cache; with a run folder it leaves metrics, checkpoints and curves there.
+    """Trains ``model`` on a cache; with a run folder it writes metrics, checkpoints and curves there.
 
     Args:
-        model: trained on the device where its parameters are.
-        cache: parts "train", "validation" and "test"; without validation rows the last weights count as the best.
-        run: where to leave things, or what makes that place, called when nothing wrong was found with the rest; with
-            None the best weights are kept in memory only.
-        header: what best.safetensors holds beside the weights, so that the model can be rebuilt from it.
-        facts: what the result holds beside the metrics.
-        show: called with one line per evaluation; there is a progress bar too where standard error is a terminal.
-        processes: those that train together; each takes its share of every batch.
-        on_evaluation: called with the metrics of each evaluation; what it raises ends the training.
-        callbacks: told of evaluations, checkpoints and the end.
-        curves: are drawn at the end.
+        model: trained on the device of its parameters.
+        cache: parts "train", "validation" and "test"; without validation rows the last weights are the best.
+        run: the run folder, or a function that makes it, called after all other checks; None keeps the best weights in
+            memory only.
+        header: further content of best.safetensors, from which the model can be rebuilt.
+        facts: further content of the result.
+        show: called with one line per evaluation. A progress bar is shown too if standard error is a terminal.
+        processes: the processes that train together; each takes its share of every batch.
+        on_evaluation: called with the metrics of each evaluation; an exception in it ends the training.
+        callbacks: called at evaluations, at checkpoints and at the end.
+        curves: whether to draw curves.png at the end.
         signals: end the training at SIGINT or SIGTERM, with its state saved, by :class:`Interrupted`; False leaves
             signals to the caller.
         optimizer: for a model that :func:`fastcross.optim.configure` does not know how to update.
@@ -93,7 +93,7 @@ class Trainer:
         self.device = next(model.parameters()).device
         self.optimizer = optimizer or make_optimizer(model, config)
         self.divergence = DivergenceCheck(model, config.max_loss, self.device)
-        # A short last batch would skew batch normalisation (and one row breaks it): dropped unless it is the only one.
+        # A short last batch would skew batch normalisation (one row breaks it): dropped unless it is the only one.
         self.drop_last = cache.sizes["train"] >= config.batch_size
         self.rows_per_step = min(config.batch_size, cache.sizes["train"])
         if self.rows_per_step < processes.size:
@@ -119,7 +119,7 @@ class Trainer:
         self.run = run() if callable(run) else run
 
     def fit(self) -> dict[str, Any]:
-        """Train to the end, give the model its best weights, and return the result (what result.json holds)."""
+        """Train to the end, load the best weights into the model, and return the result (as in result.json)."""
         result = None
         try:
             result = self._fit()
@@ -155,7 +155,7 @@ class Trainer:
         return self.step >= self.total_steps or 0 < self.config.patience <= self.stale
 
     def _batches(self) -> Generator[Batch, None, None]:
-        """Those of the steps to come, on the model's device."""
+        """The batches of the remaining steps, on the model's device."""
         rows = read_from(self.step, self.cache, self.config, self.processes, self.drop_last)
         read = read_ahead if self.read_ahead else read_directly
         return read(itertools.islice(rows, self.total_steps - self.step), self.device)
@@ -204,7 +204,7 @@ class Trainer:
             callback.on_evaluate(row)
 
     def keep_best(self, row: dict[str, float]) -> None:
-        """The present weights, and what was measured of them, as the best so far."""
+        """Save the present weights and their metrics as the best so far."""
         weights = self.model.state_dict()
         if self.run:
             self._save("best", {**self.header, "step": self.step, "metrics": row, "model": weights})
@@ -232,7 +232,7 @@ class Trainer:
         return result
 
     def save(self) -> None:
-        """Everything that :meth:`resume` needs, as the run's checkpoint "last"."""
+        """Write everything that :meth:`resume` needs to the run's checkpoint "last"."""
         assert self.run is not None
         self.divergence.read()
         self._save("last", self.state_dict())
@@ -244,7 +244,7 @@ class Trainer:
             callback.on_checkpoint(self.run.path, name)
 
     def resume(self) -> None:
-        """Go on from the checkpoint "last"; from the start where the run was killed before its first one."""
+        """Continue from the checkpoint "last", or from the start if the run was killed before its first checkpoint."""
         assert self.run is not None
         self.run.remove_leftovers()
         if self.run.holds("best"):
@@ -273,7 +273,7 @@ class Trainer:
             torch.cuda.set_rng_state(state["rng"][1], self.device)
 
     def _progress(self) -> tqdm:
-        """Rows trained, throughput and time left; tqdm keeps quiet where standard error is not a terminal."""
+        """A progress bar with throughput and time left; tqdm shows it only if standard error is a terminal."""
         total, done = self.total_steps * self.rows_per_step, self.step * self.rows_per_step
         quiet = None if self.show else True
         return tqdm(total=total, initial=done, unit=" rows", unit_scale=True, dynamic_ncols=True, disable=quiet)
@@ -283,7 +283,7 @@ _COUNTERS = ("step", "best_step", "best", "stale", "decays", "seconds", "history
 
 
 def check_labels(cache: Cache, show: Show | None = None) -> None:
-    """Raise ValueError where all training rows have one label; say so of validation rows, which then have no AUC."""
+    """Raise ValueError if all training rows have one label. If all validation rows do, print that they have no AUC."""
     if cache.schema.task == "regression":
         return  # `prepare` has seen that it varies
     labels = _first_labels(cache, "train")
@@ -308,7 +308,7 @@ def _first_labels(cache: Cache, part: str) -> list[float]:
 
 
 class Signals:
-    """Truthy once SIGINT or SIGTERM has arrived."""
+    """True after SIGINT or SIGTERM has arrived."""
 
     received = False
 
@@ -318,7 +318,7 @@ class Signals:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Signals]:
-    """The first SIGINT or SIGTERM sets a flag, so that a step is never torn; a second one acts as usual."""
+    """The first SIGINT or SIGTERM sets a flag, so that no step is interrupted midway. A second one acts as usual."""
     signals = Signals()
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -346,16 +346,16 @@ Row = Mapping[str, float]
 
 
 class Callback:
-    """Told of a training, in the process that writes its run folder; what a method raises ends the training."""
+    """Methods called during training, in the process that writes the run folder. An exception ends the training."""
 
     def on_evaluate(self, row: Row) -> None:
-        """After each evaluation: what is a line of metrics.csv, with its step."""
+        """After each evaluation, with its line of metrics.csv."""
 
     def on_checkpoint(self, path: Path, name: str) -> None:
-        """After a checkpoint, "best" or "last", was written in the run folder ``path``."""
+        """After the checkpoint "best" or "last" has been written to the run folder ``path``."""
 
     def on_end(self, result: Mapping[str, Any] | None) -> None:
-        """When the training has ended: what result.json holds, None where it was interrupted or failed."""
+        """At the end, with the content of result.json, or None if training was interrupted or failed."""
 
 
 class TensorBoard(Callback):
@@ -374,7 +374,7 @@ class TensorBoard(Callback):
 
 
 class MLflow(Callback):
-    """A run of MLflow, named as the run folder, where MLFLOW_TRACKING_URI says; the best model is its artifact."""
+    """A run of MLflow with the run folder's name, at MLFLOW_TRACKING_URI. The best model is its artifact."""
 
     def __init__(self, run: Path | str) -> None:
         self.mlflow = _package("mlflow")
@@ -392,7 +392,7 @@ class MLflow(Callback):
 
 
 class WeightsAndBiases(Callback):
-    """A run of Weights & Biases, named as the run folder; WANDB_PROJECT and WANDB_MODE are its own settings."""
+    """A run of Weights & Biases with the run folder's name. WANDB_PROJECT and WANDB_MODE configure it."""
 
     def __init__(self, run: Path | str) -> None:
         self.run = _package("wandb").init(name=Path(run).name)
@@ -408,7 +408,7 @@ KINDS: dict[str, Callable[[Path], Callback]] = {"tensorboard": TensorBoard, "mlf
 
 
 class Logger(Callback):
-    """One of LOGGERS, by its name. It begins at the first evaluation: a start that is refused leaves nothing there."""
+    """One of LOGGERS, by name. It begins at the first evaluation, so a refused start logs nothing."""
 
     def __init__(self, name: str, run: Path) -> None:
         _package(name)
@@ -435,7 +435,7 @@ def _package(name: str) -> Any:
 
 
 def _scalars(row: Row) -> Iterator[tuple[str, float]]:
-    """What there is to draw over the steps; train_loss and validation_auc are called train/loss and validation/auc."""
+    """The scalars of an evaluation; train_loss and validation_auc become train/loss and validation/auc."""
     for name, value in row.items():
         if name != "step":
             part, _, rest = name.partition("_")

@@ -1,7 +1,7 @@
-"""What a model's predictions are worth: logloss, AUC, accuracy, calibration; RMSE, MAE, R² of quantities.
+"""Metrics of predictions: logloss, AUC, accuracy, calibration; RMSE, MAE and R² for regression.
 
-The metrics work on whole columns (no per-row Python) and in float64, so that a difference of 0.0001 in logloss, which
-matters for click-through rates, is not lost in the sum over millions of rows.
+They work on whole columns, without Python per row, and in float64: a difference of 0.0001 in logloss matters for
+click-through rates and must not get lost in the sum over millions of rows.
 """
 
 import math
@@ -24,7 +24,7 @@ BATCH_SIZE = 4096  # nothing is kept for a backward pass, so batches may be larg
 
 
 class Predicted(NamedTuple):
-    """The model's outputs for rows, and what stands beside them as far as it is known, all on the CPU."""
+    """The model's outputs for rows, with label, weight and group if known, all on the CPU."""
 
     logits: Tensor  # or, for regression, predictions
     label: Tensor | None
@@ -40,7 +40,7 @@ class Predicted(NamedTuple):
 
 
 def predict_batches(model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False) -> Iterator[Predicted]:
-    """The outputs for each batch; leaves the model's mode as it was."""
+    """The outputs for each batch. The model's training mode is restored."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -58,7 +58,7 @@ def predict_batches(model: nn.Module, batches: Iterable[Batch], *, bf16: bool = 
 def predict_logits(
     model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False, progress: Callable[[int], object] | None = None
 ) -> tuple[Tensor, Tensor | None]:
-    """Logits of all rows, and their labels if the batches have them; progress is told the rows of each batch."""
+    """Logits of all rows, and their labels if the batches have them; progress is called with each batch's rows."""
     found = predict_rows(model, batches, bf16=bf16, progress=progress)
     return found.logits, found.label
 
@@ -66,7 +66,7 @@ def predict_logits(
 def predict_rows(
     model: nn.Module, batches: Iterable[Batch], *, bf16: bool = False, progress: Callable[[int], object] | None = None
 ) -> Predicted:
-    """The outputs for all rows, and what stands beside them."""
+    """The outputs for all rows, with label, weight and group if known."""
     found = []
     for predicted in predict_batches(model, batches, bf16=bf16):
         found.append(predicted)
@@ -89,7 +89,7 @@ def evaluate(
 ) -> dict[str, float]:
     """The metrics of :func:`~summarise` on one part of a cache, over all processes' rows.
 
-    What is not defined, as the AUC of rows that are all of one class, is left out.
+    Undefined metrics, such as the AUC of rows of one class, are left out.
     """
     if not cache.sizes.get(part):
         raise ValueError(f"the cache {cache.path} has no rows in part {part!r}; its sizes are {cache.sizes}")
@@ -113,11 +113,11 @@ def summarise(
     group: Tensor | None = None,
     regression: bool = False,
 ) -> dict[str, float]:
-    """Every metric that applies: (B,) logits are a binary problem, (B, C) logits one of C classes.
+    """All metrics that apply: (B,) logits are a binary problem, (B, C) logits one of C classes.
 
     Args:
-        weight: how much each row counts in every one of them; None for all the same.
-        group: of each row, for the AUC within groups.
+        weight: weight of each row; None for equal weights.
+        group: group of each row, for the AUC within groups.
         regression: the outputs are predictions of a quantity, not logits.
 
     Returns:
@@ -184,9 +184,9 @@ def auc(score: Tensor, label: Tensor, weight: Tensor | None = None) -> float:
 
 
 def grouped_auc(score: Tensor, label: Tensor, group: Tensor, weight: Tensor | None = None) -> float:
-    """The mean of the groups' own AUCs, each counted by its rows (by the sum of their weights, where there are any).
+    """The mean of the groups' AUCs, weighted by their rows (or by the sum of their rows' weights).
 
-    Groups of one class have no AUC and do not count. NaN if no group has both.
+    Groups of one class have no AUC and are skipped. NaN if no group has both classes.
     """
     areas, sizes = _areas(score, label, weight, group)
     both = ~np.isnan(areas)
@@ -264,7 +264,7 @@ class Monitor:
 
 
 def choose_monitor(cache: Cache, config: TrainingConfig) -> Monitor:
-    """What the configuration asks for, if the validation rows have it; a ValueError says what they have."""
+    """The configuration's metric. A ValueError lists the possible ones if the validation rows do not have it."""
     task = cache.schema.task
     if config.positive_weight != 1 and task != "binary":
         raise ValueError(f"positive_weight is for a label of two classes; the task of {cache.path} is {task}")
@@ -289,7 +289,7 @@ def _refuse(name: str, what: str, names: list[str]) -> NoReturn:
 
 
 def _defined(cache: Cache) -> set[str]:
-    """The metrics that the labels of the validation rows admit: rows of one class alone have no AUC."""
+    """The metrics that are defined for the labels of the validation rows: rows of one class have no AUC."""
     beside = zip(*(batch.beside for batch in cache.batches("validation", 1 << 16)), strict=True)
     label, weight, group = (None if column[0] is None else torch.cat(column) for column in beside)
     assert label is not None

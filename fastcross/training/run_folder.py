@@ -1,15 +1,14 @@
-"""The run folder: what a training leaves behind, and the trained model that is read from it.
-
+"""The run folder: the files of a training, and the trained model read from them.
 Each file is written atomically and verified when it is read. One process at a time writes.
 
-config.json      what was asked for; enough to rebuild the model and to resume
-encoder/         what turns rows into batches, a copy of the cache's, so that the run predicts without it
+config.json      the experiment; enough to rebuild the model and to resume
+encoder/         turns rows into batches; a copy of the cache's, so that the run predicts without the cache
 result.json      the final metrics, once the run has finished
 metrics.csv      one line per evaluation
 curves.png       training loss and validation metrics over the steps
 best.safetensors the model with the lowest validation logloss, with its configuration and schema
 last.safetensors everything that a resumed run needs
-NAME.checksum    beside the last four; the others hold their own
+NAME.checksum    the checksum of each of the last four; the other files contain theirs
 """
 
 import contextlib
@@ -54,7 +53,7 @@ RUN_FORMAT = 3
 SUMMED = ("metrics.csv", "curves.png", "best.safetensors", "last.safetensors")
 FILES = ("config.json", "result.json", *SUMMED, *(f"{name}.checksum" for name in SUMMED))
 LOCK = ".lock"
-# What a process that was killed left half written: .config.json.4711.tmp, a folder of shards, safetensors' .tmpA1b2C3.
+# Incomplete files of a killed process: .config.json.4711.tmp, a folder of shards, safetensors' .tmpA1b2C3.
 LEFTOVER = re.compile(rf"\.({'|'.join(map(re.escape, FILES))}|(best|last)-\d+)(\.\d+)?\.tmp|\.tmp[A-Za-z0-9]{{6}}")
 
 
@@ -85,7 +84,7 @@ class Run:
         checkpoint.save(self.path / f"{name}.safetensors", state)
 
     def load(self, name: str, like: dict[str, Any]) -> dict[str, Any]:
-        """What was saved. A sharded run reads its shards into the tensors of ``like``, the present state."""
+        """The saved state. A sharded run reads its shards into the tensors of ``like``, the present state."""
         return checkpoint.load(self.path / f"{name}.safetensors")
 
     def holds(self, name: str) -> bool:
@@ -105,18 +104,18 @@ class Run:
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The final metrics, None while the run is unfinished."""
+        """The final metrics; None if the run is unfinished."""
         path = self.path / "result.json"
         return _read(path) if path.exists() else None
 
     @property
     def encoder(self) -> "Encoder":
-        """What turns rows into the batches that the run's model knows."""
+        """The encoder, which turns rows into batches of the run's model."""
         return load_encoder(self.path, self.config["encoder"])
 
     @property
     def history(self) -> History:
-        """metrics.csv as far as the run has come."""
+        """The rows of metrics.csv so far."""
         path = self.path / "metrics.csv"
         if not path.exists():
             return []
@@ -139,7 +138,7 @@ class Run:
             temporary.write_bytes(text.getvalue().encode())
 
     def finish(self, result: Mapping[str, Any], history: History) -> None:
-        """Write the curves, then result.json: a run that has one is finished."""
+        """Write the curves, then result.json, which marks a run as finished."""
         if history:
             self.draw(result, history)
         _write(self.path / "result.json", result)
@@ -151,13 +150,13 @@ class Run:
             temporary.write_bytes(draw_curves({"": history}, optimum))
 
     def remove_leftovers(self) -> None:
-        """Of a process that was killed while it wrote; for a process that holds the folder's lock."""
+        """Remove the incomplete files of a killed process. The caller must hold the folder's lock."""
         remove_leftovers(self.path)
 
 
 @dataclass(frozen=True)
 class Trained:
-    """A model ready to predict, and what it was trained on."""
+    """A trained model in evaluation mode, with its encoder and the cache it was trained on."""
 
     model: Model
     schema: Schema
@@ -168,11 +167,11 @@ class Trained:
 
     @cached_property
     def encoder(self) -> "Encoder":
-        """What turns rows into the batches that the model knows, from the run folder."""
+        """The encoder in the run folder, which turns rows into batches of the model."""
         return load_encoder(self.path, self.encoder_fingerprint)
 
     def open_cache(self, path: Path | str | None = None) -> Cache:
-        """The cache the model was trained on, which is at ``path`` if it has moved."""
+        """The cache that the model was trained on, at ``path`` if it has moved."""
         if path is not None:
             self.open_other_cache(path)  # that another encoder made it says more than that it is another one
         cache = Cache.open(path or self.cache, fingerprint=self.fingerprint)
@@ -180,7 +179,7 @@ class Trained:
         return cache
 
     def open_other_cache(self, path: Path | str) -> Cache:
-        """A cache of any data that was made with the model's encoder."""
+        """Any cache that was made with the model's encoder."""
         cache = Cache.open(path)
         cache.check_encoder(self.encoder.fingerprint)
         return cache
@@ -207,7 +206,7 @@ def load_model(path: Path | str, device: str = "auto") -> Trained:
 
 
 def _check_owner(path: Path, state: dict[str, Any], config: dict[str, Any]) -> None:
-    """A checkpoint that was copied from another run is sound, and is another model."""
+    """Raise if the checkpoint was copied from another run: it is valid, but of another model."""
     for name, known in (("kind", "model"), ("fingerprint", "fingerprint"), ("encoder", "encoder")):
         if state.get(name) != config.get(known):
             both = f"expected {known} {str(config.get(known))[:12]}, got {str(state.get(name))[:12]}"
@@ -228,7 +227,7 @@ def _read_best(run: Run) -> dict[str, Any]:
 
 
 def load_encoder(path: Path, fingerprint: str) -> "Encoder":
-    """The encoder of a run folder, which must be that of the model there."""
+    """The encoder of a run folder. It must be the one that the model was trained with."""
     from fastcross.data.encoder import Encoder  # needs pyarrow, which a model alone does not
 
     encoder = Encoder.load(path / "encoder")
@@ -242,10 +241,10 @@ def load_encoder(path: Path, fingerprint: str) -> "Encoder":
 
 @contextlib.contextmanager
 def working_in(path: Path) -> Iterator[None]:
-    """Hold the lock of a run folder, which is made if need be.
+    """Hold the lock of a run folder, which is made if necessary.
 
-    If what is done inside fails before the run has a checkpoint, all that it wrote is removed again: a start that
-    failed does not stand in the way of the next one.
+    If the block fails before the run has a checkpoint, all files that it wrote are removed, so that a failed start does
+    not block the next one.
     """
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
@@ -267,7 +266,7 @@ def working_in(path: Path) -> Iterator[None]:
 
 
 def _holds_any(path: Path) -> bool:
-    """Whether there is a checkpoint in a run folder, sharded or not."""
+    """Whether a run folder has a checkpoint, sharded or not."""
     return any(
         (path / f"{name}.safetensors").exists() or checkpoint.checkpoints(path, name) for name in ("best", "last")
     )
@@ -280,12 +279,12 @@ def remove_leftovers(path: Path) -> None:
 
 
 class RunInUse(CheckpointError):
-    """Another process is at work in a run folder."""
+    """Another process holds the lock of a run folder."""
 
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder; the system takes it back from a process that dies, however it dies."""
+    """Hold the lock of a folder. The system releases it when the process dies, in any way."""
     path = folder / LOCK
     descriptor = _acquire(path)
     try:
@@ -303,7 +302,7 @@ def _acquire(path: Path) -> int:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Whoever held it before may have removed the file since it was opened here: then it is another one's turn.
+            # The previous holder may have removed the file after it was opened here. Then open it again.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), path.stat()):
                     return descriptor
@@ -325,10 +324,10 @@ def draw_curves(histories: Mapping[str, History], optimum: float | None = None) 
 
 
 def curves(histories: Mapping[str, History], optimum: float | None = None) -> "Figure":
-    """Logloss (left) and AUC or accuracy (right) over the steps, one colour per entry of ``histories``; of a regression
+    """Logloss (left) and AUC or accuracy (right) over the steps, one colour per entry of ``histories``. For regression:
     the training loss, in variances of the label, and the RMSE.
 
-    The legend stands below both, where no curve can run behind it.
+    The legend is below both, where it hides no curve.
     """
     from matplotlib.figure import Figure  # slow to import; without pyplot, which would look for a display
     from matplotlib.lines import Line2D
@@ -377,7 +376,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """For the user to read; what fastcross itself will read has a checksum too."""
+    """Write JSON for the user to read. Files that fastcross reads back have a checksum too."""
     with atomic(path) as temporary:
         temporary.write_text(json.dumps(_strict(content), indent=2) + "\n")
 

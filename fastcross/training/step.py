@@ -1,19 +1,18 @@
-"""One step of training, of one process or several: a batch turns into gradients, and these into other parameters.
+"""One training step, in one process or several: forward pass, loss, backward pass, clipping, optimiser.
 
-A thread reads the next batch while the step before it runs. The batches are the same, in the same order. A training
-that stops leaves at most one batch that was read for nothing: where it goes on follows from its step number.
+A thread reads the next batch while a step runs. The batches and their order are the same as without the thread.
 
-Nothing in a step waits for the device, so on a GPU it is recorded once as a CUDA graph: its launches are then replayed
-by a single one.
+Nothing in a step synchronises with the device. So on a GPU the step is recorded once as a CUDA graph, and replayed with
+a single launch:
 
-    the first WARM_UP batches    train as usual, on a side stream: what is compiled or allocated at first use is so then
-    the next one                 is copied into buffers, and the step on these is recorded, which computes nothing
-    it and all others            are copied into the buffers, and the recorded step is replayed
+    the first WARM_UP batches    train as usual, on a side stream, where first-use compilation and allocation happen
+    the next batch               is copied into buffers, and the step on these is recorded, which computes nothing
+    this and all later batches   are copied into the buffers, and the recorded step is replayed
 
-A batch of another size takes the step as it is. So every batch is trained on once, and in its turn. What changes from
-step to step lies in tensors that the recorded step reads: the batch, the learning rate, the number of the step.
+A batch of another size takes a step without the graph. So every batch trains once, in order. Values that change between
+steps are in tensors that the recorded step reads: the batch, the learning rate, the step number.
 
-A training that diverges is stopped: values that are not finite, or a loss that explodes.
+Training stops with an error when it diverges: at values that are not finite, or a loss above the limit.
 """
 
 import math
@@ -40,7 +39,7 @@ Show = Callable[[str], None]
 
 
 class Processes:
-    """One process of ``size``, which calls each of these together with the others; the base class is alone."""
+    """One of ``size`` processes. All of them call each method together. The base class is a single process."""
 
     rank, size = 0, 1
 
@@ -53,24 +52,24 @@ class Processes:
         return flags
 
     def gather(self, rows: Tensor) -> Tensor:
-        """The rows of all ranks, one rank after the other."""
+        """The rows of all ranks, in the order of ranks."""
         return rows
 
     def share(self, value: Any) -> Any:
-        """What rank 0 has."""
+        """The value of rank 0, on all ranks."""
         return value
 
     def place(
         self, model: Model, config: TrainingConfig, *, device: str, sharding: str | None, embedding: str
     ) -> tuple[Any, Optimizer]:
-        """The model where it is trained, and its optimiser."""
+        """The model on its device, and its optimiser."""
         if sharding is not None:
             raise ValueError(f"sharding {sharding!r} needs the processes of fastcross.distributed.sharding.join")
         model = model.to(choose_device(device))
         return model, make_optimizer(model, config)
 
     def open_run(self, path: Path | str) -> Run:
-        """A run folder, to be written and read by all of them."""
+        """The run folder, for all processes to read and write."""
         return Run(path)
 
 
@@ -78,7 +77,7 @@ ALONE = Processes()
 
 
 def make_optimizer(model: Model, config: TrainingConfig) -> Optimizer:
-    """The configuration's, for a model that is where it is trained: on a GPU one whose steps can be captured."""
+    """The configuration's optimiser for a model on its device; on a GPU its steps can be captured."""
     on_gpu = next(model.parameters()).device.type == "cuda"
     capturable = on_gpu and config.graph != "off" and config.optimizer in CAPTURABLE
     return configure(model, lr=config.lr, name=config.optimizer, capturable=capturable)
@@ -87,7 +86,7 @@ def make_optimizer(model: Model, config: TrainingConfig) -> Optimizer:
 def read_from(
     step: int, cache: Cache, config: TrainingConfig, processes: Processes, drop_last: bool
 ) -> Iterator[Batch]:
-    """The training rows of step number ``step``, the first being 0, and those of all steps after it, without an end."""
+    """The batches of step number ``step``, from 0, and of all later steps, endlessly."""
     steps_per_epoch = cache.num_batches("train", config.batch_size, drop_last=drop_last)
     while True:
         epoch, position = divmod(step, steps_per_epoch)
@@ -106,10 +105,10 @@ def read_from(
 
 
 def read_ahead(batches: Iterator[Batch], device: torch.device) -> Generator[Batch, None, None]:
-    """The batches on ``device``, each read by a thread while the caller is busy with the one before.
+    """The batches on ``device``. A thread reads each one while the caller uses the one before.
 
-    What the reading raises is raised here, with its traceback. The thread ends with the batches, or when this generator
-    is closed or dropped. A process that was forked off has no such thread: there the generator raises.
+    Errors of the reader are raised here, with their traceback. The thread ends with the batches, or when this generator
+    is closed or dropped. In a forked process, which has no such thread, the generator raises.
     """
     process = os.getpid()
     copies = _Copies(device) if device.type == "cuda" else None
@@ -123,19 +122,19 @@ def read_ahead(batches: Iterator[Batch], device: torch.device) -> Generator[Batc
 
 
 def read_directly(batches: Iterator[Batch], device: torch.device) -> Generator[Batch, None, None]:
-    """The batches on ``device``, each read when it is asked for."""
+    """The batches on ``device``, read on demand."""
     for batch in batches:
         yield batch.to(device, non_blocking=True)
 
 
 def _read(batches: Iterator[Batch], copies: "_Copies | None") -> Any:
-    """In the thread: the next batch, on its way to the GPU; None after the last."""
+    """In the thread: the next batch, with its copy to the GPU started; None after the last."""
     batch = next(batches, None)
     return batch if batch is None or copies is None else copies.send(batch)
 
 
 class _Copies:
-    """Copies to a GPU through pinned memory, on a stream of their own: beside the step, not after it."""
+    """Copies batches to a GPU through pinned memory, on a separate stream, concurrently with the step."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.stream = device, torch.cuda.Stream(device)
@@ -156,7 +155,7 @@ class _Copies:
 
 
 class Outcome(NamedTuple):
-    """What a step tells of itself, on the model's device."""
+    """The results of a step, on the model's device."""
 
     logits: Tensor
     loss: Tensor  # the mean over all rows of all processes
@@ -167,7 +166,7 @@ Replay = Callable[[], Outcome]
 
 
 class Step:
-    """Forward pass, loss, backward pass, clipping; then the optimiser. A whole batch has ``rows`` rows."""
+    """Forward pass, loss, backward pass, clipping, optimiser. A full batch has ``rows`` rows."""
 
     def __init__(
         self, model: Model, optimizer: Optimizer, cache: Cache, config: TrainingConfig, rows: int, processes: Processes
@@ -183,7 +182,7 @@ class Step:
         return found
 
     def gradients(self, batch: Batch) -> Outcome:
-        """All but the optimiser's part: the parameters stay as they are."""
+        """The step without the optimiser: parameters do not change."""
         self.model.train()
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
             logits = self.model(batch.dense, batch.categorical, batch.bags)
@@ -198,12 +197,12 @@ class Step:
 
 
 def gains_from_bf16(device: torch.device) -> bool:
-    """GPUs with bfloat16 units gain; CPUs mostly emulate it, so there it is off unless asked for."""
+    """Whether bfloat16 is faster: on GPUs with bfloat16 units. Most CPUs emulate it, so there it is off by default."""
     return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def row_weights(batch: Batch, cache: Cache, config: TrainingConfig) -> Tensor | None:
-    """(B,): each row's weight in proportion to the training rows' mean, and positive_weight times that of positives."""
+    """(B,): each row's weight over the training rows' mean weight, times positive_weight for positive rows."""
     weights = None if batch.weight is None else batch.weight / cache.mean_weight
     if config.positive_weight == 1:
         return weights
@@ -213,7 +212,7 @@ def row_weights(batch: Batch, cache: Cache, config: TrainingConfig) -> Tensor | 
 
 
 class Graphs(Protocol):
-    """What a device does for a step to be recorded."""
+    """A device's way to record and replay a step."""
 
     def warm_up(self, step: Replay) -> Outcome: ...
 
@@ -221,13 +220,13 @@ class Graphs(Protocol):
 
 
 class CudaGraphs:
-    """Recorded on a stream of its own, with a pool of memory of its own."""
+    """CUDA graphs, recorded on a separate stream with a separate memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.stream = device, torch.cuda.Stream(device)
 
     def warm_up(self, step: Replay) -> Outcome:
-        """Takes the step on the stream that will record it, before whatever the caller does next."""
+        """Takes the step on the recording stream; the caller's stream waits for it."""
         current = torch.cuda.current_stream(self.device)
         self.stream.wait_stream(current)
         with torch.cuda.stream(self.stream):
@@ -236,7 +235,7 @@ class CudaGraphs:
         return found
 
     def record(self, step: Replay) -> Replay:
-        """A function that does again what the step has launched, with what is in its operands then."""
+        """A function that repeats the step's launches, on the present content of its operands."""
         graph = torch.cuda.CUDAGraph()
         # "thread_local": meanwhile another thread may allocate memory, as the one that reads ahead does.
         with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
@@ -250,9 +249,9 @@ class CudaGraphs:
 
 
 class CapturedStep:
-    """``step`` for batches of ``rows`` rows, recorded by ``graphs``; the results are those of ``step`` itself.
+    """``step`` for batches of ``rows`` rows, recorded by ``graphs``; the results are those of ``step``.
 
-    What cannot be recorded is said once, to ``show``, and from then on the steps are taken as they are.
+    If recording fails, ``show`` is called once with the reason, and all steps run without a graph.
     """
 
     def __init__(self, step: Callable[[Batch], Outcome], rows: int, graphs: Graphs, show: Show | None = None) -> None:
@@ -286,7 +285,7 @@ class CapturedStep:
 
 
 def captured_step(step: Step, show: Show | None) -> CapturedStep | None:
-    """The step, captured; None where it is taken as it is: on a GPU after a line that says why."""
+    """The captured step; None if it runs without a graph. On a GPU a line then gives the reason."""
     if step.config.graph == "off" or step.device.type != "cuda":
         return None
     if reason := obstacle(step.optimizer, step.cache.schema, step.processes):
@@ -296,7 +295,7 @@ def captured_step(step: Step, show: Show | None) -> CapturedStep | None:
 
 
 def obstacle(optimizer: Optimizer, schema: Schema, processes: Processes) -> str | None:
-    """Why a step cannot be recorded, as far as that is known before it is tried."""
+    """Why a step cannot be recorded, if that is known in advance."""
     if processes is not ALONE:
         return "several processes, or TorchRec's tables, wait for one another within a step"
     if schema.bag_names:
@@ -313,19 +312,19 @@ def _tell(show: Show | None, reason: str) -> None:
 
 
 class TrainingError(RuntimeError):
-    """Training cannot go on; the message says where it failed and why."""
+    """Training cannot continue. The message has the step and the reason."""
 
 
 class NotFiniteError(TrainingError, ValueError):
-    """Predictions are not numbers: of a model that diverged, or that was given bad values."""
+    """Predictions are not finite: the model has diverged, or its input has bad values."""
 
 
 class DivergenceCheck:
-    """Looks at the loss and the gradient norm of every step, and sums up the loss.
+    """Checks the loss and the gradient norm of every step, and sums the loss.
 
-    Reading them makes the host wait for the device, so on a GPU they are read every 50 steps; the failing step is still
-    named exactly. On a CPU every step is checked before it changes the parameters. Ids that a GPU found to be out of
-    range are read with them: the loss of such a step is NaN.
+    Reading them synchronises with the device, so on a GPU they are read every 50 steps. The message still names the
+    exact step. On a CPU every step is checked before it changes the parameters. Ids out of range on a GPU, whose steps
+    have a loss of NaN, are read at the same time.
     """
 
     def __init__(self, model: nn.Module, max_loss: float, device: torch.device) -> None:
@@ -340,14 +339,14 @@ class DivergenceCheck:
             self.read(batch, found.logits)
 
     def read(self, batch: Batch | None = None, logits: Tensor | None = None) -> None:
-        """Check what has been added since the last time."""
+        """Check the steps since the last check."""
         unread, self._unread = self._unread, []
         numbers = _as_numbers(unread)
         if numbers:
             try:
                 raise_faults(self.model)
             except ValueError as error:
-                # Of the steps from the first such one on, any may be the one whose row is told.
+                # The reported row may belong to the first such step or to a later one.
                 first = next((i for i, (_, value, _) in enumerate(numbers) if not math.isfinite(value)), -1)
                 later = len(numbers[first:]) - 1
                 or_later = f", in this step or up to {later} later" if later else ""
@@ -374,7 +373,7 @@ class DivergenceCheck:
         return f"the loss is {loss:g}, the gradient norm {norm:g}; not finite first: {culprit}; {scale}"
 
     def _first_not_finite(self, batch: Batch | None, logits: Tensor | None) -> str:
-        """In the order of the computation: the input, the parameters, the logits, the gradients."""
+        """Searched in the order of computation: input, parameters, logits, gradients."""
         if batch is not None and not batch.dense.isfinite().all():
             return "the dense features of the batch"
         for name, parameter in self.model.named_parameters():
@@ -390,7 +389,7 @@ class DivergenceCheck:
 
 
 def raise_faults(model: nn.Module) -> None:
-    """Raises for the first id or offset that a GPU found to be wrong since the last call; waits for the GPU."""
+    """Raises for the first id or offset that a GPU found out of range since the last call. Synchronises."""
     for module in model.modules():
         if isinstance(module, EmbeddingStack):
             module.raise_faults()
