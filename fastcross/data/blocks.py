@@ -7,6 +7,7 @@ stored column by column, so that a vocabulary reads its own column only, in long
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import deque
@@ -325,7 +326,13 @@ def _reason(error: BaseException, names: tuple[str, ...]) -> str:
 def map_in_order(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
     """Like map(), with as many items in memory as there are threads, and one more.
 
-    Arrow and NumPy release the interpreter's lock, so threads are enough."""
+    Arrow and NumPy release the interpreter's lock, so threads are enough. A single item needs none."""
+    items = iter(items)
+    first = list(itertools.islice(items, 2))
+    if len(first) < 2:
+        yield from map(function, first)
+        return
+    items = itertools.chain(first, items)
     running: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(WORKERS) as pool:
         try:

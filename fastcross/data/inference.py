@@ -73,6 +73,11 @@ class Finding:
     kind: str
     why: str
     warning: str = ""
+    missing: int = 0  # values, in the rows looked at
+
+    @property
+    def is_time(self) -> bool:
+        return self.kind == NAMES_OF_KINDS["datetimes"] or self.why == UNIX_TIMES
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -169,7 +174,8 @@ def _finding(sample: Sample, name: str, kind: Kind) -> Finding:
         else:
             count = f"{kind.why}:"
         warning = f"{count} {kind.stray!r}{where}"
-    return Finding(name, NAMES_OF_KINDS.get(kind.name, kind.name), kind.why, warning)
+    kind_in_words = NAMES_OF_KINDS.get(kind.name, kind.name)
+    return Finding(name, kind_in_words, kind.why, warning, sample.table[name].null_count)
 
 
 def _time_as(sample: Sample, time: str) -> str:

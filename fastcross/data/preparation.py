@@ -93,13 +93,18 @@ def prepare(
         table = get_format(known.format).open_for_prediction(paths[0], known.columns, True, None)
     else:
         table = get_format(format).open(paths[0], declared)
+    if format == "criteo":
+        unordered: list[str] = []  # its rows are in the order of time
+    else:
+        reopen = get_format(format).open
+        table, unordered = _in_order(table, division, lambda time: reopen(paths[0], _timed(declared, time)))
     inputs = [
         {"name": path.name, "size": size, "mtime_ns": changed, "sample": sample}
         for path, (size, changed, sample) in zip(paths, states, strict=True)
     ]
     origin = {"fingerprint": fingerprint, "inputs": inputs, "configuration": configuration}
     sizes = {path: size for path, (size, _, _) in zip(paths, states, strict=True)}
-    return _build(table, sizes, cache_path, division, origin, problems, _reporter(progress), known)
+    return _build(table, sizes, cache_path, division, origin, problems, _reporter(progress), known, unordered)
 
 
 def prepare_table(
@@ -129,8 +134,30 @@ def prepare_table(
     sizes = {place: table.nbytes for place, table in zip(PLACES, tables, strict=False)}
     inputs = [{"name": str(place), "size": size} for place, size in sizes.items()]
     origin = {"fingerprint": uuid.uuid4().hex, "inputs": inputs, "configuration": configuration}
-    table = MemoryTable.open(tables, declared)
-    return _build(table, sizes, Path(cache_path), division, origin, problems, _reporter(progress))
+    table, unordered = _in_order(
+        MemoryTable.open(tables, declared), division, lambda time: MemoryTable.open(tables, _timed(declared, time))
+    )
+    return _build(table, sizes, Path(cache_path), division, origin, problems, _reporter(progress), unordered=unordered)
+
+
+def _timed(declared: Columns | None, time: str) -> Columns:
+    return replace(declared or Columns(), time=time)
+
+
+def _in_order(table: Table, division: Split, reopen: Callable[[str], Table]) -> tuple[Table, list[str]]:
+    """The table, for a split by time with the one column that holds times; what is to be said where there is none."""
+    if division.kind != "time" or table.columns.time or division.fractions[0] == 1:
+        return table, []
+    times = [finding for finding in table.findings if finding.is_time]
+    if len(times) == 1 and not times[0].missing:
+        return reopen(times[0].column), []
+    names = ", ".join(finding.column for finding in times)
+    why = "no column of times was recognised" if not times else f"{names} has gaps" if len(times) == 1 else ""
+    why = why or f"several columns hold times: {names}"
+    return table, [
+        f"the split by time takes the rows in the order they stand in, for {why}; name the column that orders them "
+        "(--time-column, time_column), or divide at random (--split random)"
+    ]
 
 
 def _declared(
@@ -210,6 +237,7 @@ def _build(
     problems: Problems,
     report: Progress,
     known: Encoder | None = None,
+    unordered: Sequence[str] = (),
 ) -> Cache:
     """The cache of a table; with a `known` encoder, one that has grown from it.
 
@@ -250,7 +278,7 @@ def _build(
             **weight_facts,
             "findings": [finding.to_dict() for finding in table.findings],
             "looked_at": table.looked_at,
-            "warnings": _without_ids(encoder, configuration["min_frequency"]),
+            "warnings": [*unordered, *_without_ids(encoder, configuration["min_frequency"])],
             "split": division.describe(columns.time),
             "skipped": {"rows": len(problems), "examples": problems.examples, "truncated": problems.truncated},
             "seconds": round(time.time() - started, 3),

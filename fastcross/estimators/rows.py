@@ -44,7 +44,7 @@ def to_table(X: Any, place: str = "X", names: Sequence[str] | None = None) -> pa
         return X.to_arrow()
     if _is(X, "pandas"):
         _check_distinct([str(name) for name in X.columns], place)
-        columns = {str(name): _column(X[name], f"{place}: column {name}") for name in X.columns}
+        columns = {str(name): _column(values, f"{place}: column {name}") for name, values in X.items()}
         return pa.table(columns)
     if isinstance(X, Mapping):
         columns = {str(name): _column(values, f"{place}: column {name}") for name, values in X.items()}
@@ -72,6 +72,8 @@ def _column(values: Any, place: str) -> pa.Array | pa.ChunkedArray:
     """Not a number is a missing value."""
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
+    if isinstance(getattr(values, "dtype", None), np.dtype) and values.dtype.kind in "biuf":
+        return pa.array(np.asarray(values), from_pandas=True)
     if isinstance(values, np.ndarray) and values.dtype.kind in "US":
         values = values.astype(object)  # Arrow reads no texts of fixed width
     values = _readable(values)

@@ -1,8 +1,10 @@
 """From a table to a model: the one that `fastcross train` makes of the file, whatever holds the rows."""
 
 import pickle
+import time
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -175,3 +177,18 @@ def test_exported_it_serves_raw_values(fitted, tmp_path):
 def test_names_are_looked_up_at_their_first_use():
     assert fastcross.DCNClassifier is DCNClassifier
     assert "DCNRegressor" in dir(fastcross)
+
+
+def test_a_single_row_takes_two_milliseconds_and_no_threads(monkeypatch):
+    rng = np.random.default_rng(0)
+    numbers, words = rng.normal(size=(600, 6)), rng.choice(list("abcdefgh"), (600, 8))
+    table = pd.DataFrame(numbers).add_prefix("n").join(pd.DataFrame(words).add_prefix("c"))
+    estimator = DCNClassifier(max_steps=1, threads=1).fit(table, np.arange(600) % 2)
+    monkeypatch.setattr("fastcross.data.blocks.ThreadPoolExecutor", None)
+    row = table.head(1)
+    seconds = []
+    for _ in range(100):
+        begun = time.process_time()
+        estimator.predict_proba(row)
+        seconds.append(time.process_time() - begun)
+    assert min(seconds) <= 0.002
