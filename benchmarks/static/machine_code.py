@@ -1,6 +1,7 @@
 """Compiles one kernel for one target, without a GPU, and reads registers, spills and row traffic from the result."""
 
 import importlib
+import math
 import multiprocessing
 import re
 import subprocess
@@ -11,11 +12,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 TENSOR_CORES = re.compile(r"^\s+(?:@%\w+ )?(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma|v_s?w?mfma|v_wmma)", re.MULTILINE)
+
+
+def word_bits(widths: Iterable[int], dtype: torch.dtype) -> int:
+    """Of the widest word that rows of all these widths are made of."""
+    return 8 * math.gcd(16, *(width * dtype.itemsize for width in widths))
 
 
 @dataclass(frozen=True)
@@ -57,6 +64,14 @@ class Code:
     shared: int = 0  # bytes of a program's shared memory
     read: frozenset[str] = frozenset()  # operands that words are loaded from,
     written: frozenset[str] = frozenset()  # and stored to
+    of_tables: tuple[
+        tuple[int, int], ...
+    ] = ()  # words of tables' rows, x0 and gradients: bits, bytes of all that have so
+
+    def narrow(self, bits: int) -> float:
+        """The share of these bytes that move in words of less than so many bits."""
+        every = sum(size for _, size in self.of_tables)
+        return sum(size for width, size in self.of_tables if width < bits) / every if every else 0.0
 
 
 def compile_launch(launch: Launch, count_instructions: bool = False) -> Code:
@@ -85,6 +100,7 @@ def compile_launch(launch: Launch, count_instructions: bool = False) -> Code:
         *_row_traffic(launch, compiled.asm["llir"]),
         *(len(loop), shuffles, barriers, widest, products, compiled.metadata.shared),
         *_directions(launch, compiled.asm["llir"]),
+        _words_of_tables(launch, compiled.asm["llir"]),
     )
 
 
@@ -167,6 +183,23 @@ def _directions(launch: Launch, llir: str) -> tuple[frozenset[str], frozenset[st
     return frozenset(found[0]), frozenset(found[1])
 
 
+TABLE_ROWS = {"x0_ptr", "dx0_ptr", "values_ptr", "g_ptr"}
+
+
+def _words_of_tables(launch: Launch, llir: str) -> tuple[tuple[int, int], ...]:
+    """Of kernels that read the addresses and columns of tables from memory: every word of a row."""
+    arguments, parents, found = _arguments(launch), _parents(llir), dict[int, int]()
+    names = {f"%{place}": name for place, name in enumerate(arguments)}
+    addresses = set(re.findall(r"(%[\w.]+) = inttoptr", llir))
+    for line in llir.splitlines() if "tables_ptr" in arguments else ():
+        if (access := _access(line)) is not None:
+            seen = _ancestors(access[2], parents)
+            roots = {names[each] for each in seen - parents.keys() if each in names}
+            if seen & addresses or ("tables_ptr" in roots and roots & TABLE_ROWS):
+                found[8 * access[1]] = found.get(8 * access[1], 0) + access[1]
+    return tuple(sorted(found.items()))
+
+
 def _arguments(launch: Launch) -> list[str]:
     return [name for name, kind in launch.signature if kind != "constexpr"]
 
@@ -204,10 +237,15 @@ def _bytes(kind: str) -> int:
 
 def _roots(value: str, parents: dict[str, list[str]]) -> set[str]:
     """The values without a definition, among them the kernel's arguments, that ``value`` is computed from."""
+    return _ancestors(value, parents) - parents.keys()
+
+
+def _ancestors(value: str, parents: dict[str, list[str]]) -> set[str]:
+    """All that ``value`` is computed from, and itself."""
     seen, stack = {value}, [value]
     while stack:
         for parent in parents.get(stack.pop(), []):
             if parent not in seen:
                 seen.add(parent)
                 stack.append(parent)
-    return seen - parents.keys()
+    return seen

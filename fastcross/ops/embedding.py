@@ -58,8 +58,14 @@ def embedding_stack(
     given = as_bags(bags)
     _check_stack(dense, categorical, tables, given, pooling)
     chosen = _choose(backend, dense, categorical, tables)
-    ids, weights = categorical.long(), [bag.weights for bag in given]
-    values, offsets = [bag.values.long() for bag in given], [bag.offsets.long() for bag in given]
+    # The Triton kernels read ids of 32 bits as they are.
+    same = (torch.int32, torch.int64) if chosen == "triton" else (torch.int64,)
+
+    def integers(t: Tensor) -> Tensor:
+        return t if t.dtype in same else t.long()
+
+    ids, weights = integers(categorical), [bag.weights for bag in given]
+    values, offsets = [integers(bag.values) for bag in given], [integers(bag.offsets) for bag in given]
     of_bags = values, offsets, weights
     if chosen in ("torch", "reference") and _is_traced():
         return plain.embedding_stack(dense, ids, *of_bags, tables, pooling)
@@ -368,12 +374,13 @@ class KeyedStackFunction(torch.autograd.Function):
         pooling, kept, sparse, backend = ctx.options
         needs, sizes = ctx.needs_input_grad[5 + 3 * ctx.bags :], ctx.sizes
         # Wrong ids and offsets are recorded by now; here they only must not lead out of a tensor.
-        fit = [value.clamp(0, height - 1) for value, height in zip(values, sizes[2 * ids.shape[1] :: 2], strict=True)]
-        bags = fit, [F.pad(offset[1:], (1, 0)) for offset in offsets], weights
+        heights = sizes[2 * ids.shape[1] :: 2]
+        fit = [value.long().clamp(0, height - 1) for value, height in zip(values, heights, strict=True)]
+        bags = fit, [F.pad(offset[1:].long(), (1, 0)) for offset in offsets], weights
         dweights = _weights_bwd(dx0, bags, read, sizes, pooling)
         dtables: list[Tensor | None] = [None] * len(needs)
         if any(needs) and backends.is_differentiated():
-            found = _plain_bwd(dx0, ids, bags, pooling, sizes, needs, sparse)
+            found = _plain_bwd(dx0, ids.long(), bags, pooling, sizes, needs, sparse)
             dtables = _as_gradients(found, sizes, [ctx.dtype] * len(needs), needs, plain.is_compact(dx0), sparse)
         elif any(needs):
             counts = plain.entries(ids, values, kept)

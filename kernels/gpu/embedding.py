@@ -23,7 +23,6 @@ in its table counts as the table's last, and adds 0 to it.
 # mypy: disable-error-code=assignment
 
 import functools
-import math
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -39,7 +38,7 @@ from fastcross.kernels.rows import accumulation_dtype
 
 FIELDS = tl.constexpr(6)  # of a table: address, width, height, column of x0, first key, number among those with keys
 NONE = tl.constexpr(plain.NO_FAULT)
-THREADS = 128
+WARPS, VALUES = 4, 128  # of a program of the forward pass: values of a bag that it checks at a time
 
 
 @triton.jit
@@ -92,7 +91,7 @@ def _pool(
         pooled = tl.zeros((BLOCK_M, BLOCK_N), DTYPE)
         for i in range(most):
             inside = i < count
-            id = tl.load(values_ptr + start + i, mask=inside, other=0)
+            id = tl.load(values_ptr + start + i, mask=inside, other=0).to(tl.int64)
             bad = inside & ((id < 0) | (id >= height))
             mask = (inside & ~bad)[:, None] & (offs_n < width)
             row = tl.load(table_ptr + (id * width)[:, None] + offs_n, mask=mask, other=0.0).to(DTYPE)
@@ -127,13 +126,13 @@ def _stack_fwd_kernel(
             tl.store(x0_ptrs + embedded + offs_n, dense.to(DTYPE), mask=inside)
     else:
         field_ptr = tables_ptr + k * FIELDS
-        # Products with the word's length say how far addresses are aligned; tl.multiple_of would be lost.
-        table_ptr = (tl.load(field_ptr) // BYTES * BYTES).to(tl.pointer_type(x0_ptr.dtype.element_ty))
+        table_ptr = tl.multiple_of(tl.load(field_ptr).to(tl.pointer_type(x0_ptr.dtype.element_ty)), BYTES)
         width, height = tl.load(field_ptr + 1) // ALIGN * ALIGN, tl.load(field_ptr + 2)
         x0_ptrs += tl.load(field_ptr + 3) // ALIGN * ALIGN
         first_key, number = tl.load(field_ptr + 4), tl.load(field_ptr + 5)
         if k < K:
-            id = tl.load(ids_ptr + offs_m.to(tl.int64) * stride_ids_m + k * stride_ids_k, mask=mask_m, other=0)
+            id_ptrs = ids_ptr + offs_m.to(tl.int64) * stride_ids_m + k * stride_ids_k
+            id = tl.load(id_ptrs, mask=mask_m, other=0).to(tl.int64)
             bad = mask_m & ((id < 0) | (id >= height))
             record(faults_ptr + k, bad, offs_m, id)
             _gather(table_ptr, x0_ptrs, id, mask_m, bad, width, DTYPE, BLOCK_N)
@@ -144,9 +143,9 @@ def _stack_fwd_kernel(
             if k == K + j:
                 values_ptr, offsets_ptr, weights_ptr = bags[j]
                 n, kept = sizes[2 * j].to(tl.int64) // 2 - 1, sizes[2 * j + 1].to(tl.int64) // 2 - 2
-                start = tl.load(offsets_ptr + offs_m, mask=mask_m, other=0)
+                start = tl.load(offsets_ptr + offs_m, mask=mask_m, other=0).to(tl.int64)
                 before = tl.load(offsets_ptr + offs_m - 1, mask=mask_m & (offs_m > 0), other=0)
-                end = tl.load(offsets_ptr + offs_m + 1, mask=offs_m + 1 < M, other=0)
+                end = tl.load(offsets_ptr + offs_m + 1, mask=offs_m + 1 < M, other=0).to(tl.int64)
                 end = tl.where(offs_m + 1 < M, end, n)
                 bad = mask_m & ((start < before) | (start > n) | ((offs_m == 0) & (start != 0)))
                 if tl.max(bad.to(tl.int32), 0) > 0:
@@ -163,7 +162,7 @@ def _stack_fwd_kernel(
                 # All values, also those of no row: each must have a key, and is checked once.
                 for first in range(tl.program_id(0) * BLOCK_V, n, tl.num_programs(0) * BLOCK_V):
                     offs_v = first + tl.arange(0, BLOCK_V)
-                    id = tl.load(values_ptr + offs_v, mask=offs_v < n, other=0)
+                    id = tl.load(values_ptr + offs_v, mask=offs_v < n, other=0).to(tl.int64)
                     outside = (offs_v < n) & ((id < 0) | (id >= height))
                     record(faults_ptr + k, outside, offs_v, id)
                     if KEEP:
@@ -190,11 +189,6 @@ def _on_device(device: torch.device, fields: tuple[tuple[int, ...], ...]) -> Ten
 def odd(*numbers: int) -> tuple[int, ...]:
     """2n + 3: what Triton compiles no variant for, as it would for a 1 and for multiples of 16 in a tuple."""
     return tuple(2 * n + 3 for n in numbers)
-
-
-def word_of(itemsize: int, lengths: Sequence[int], addresses: Sequence[int]) -> int:
-    """Elements per word of which all lengths are multiples, and that all addresses are aligned to."""
-    return math.gcd(launch.WORD, *(length * itemsize for length in lengths), *addresses) // itemsize
 
 
 def block_of(widths: Sequence[int], align: int) -> int:
@@ -245,18 +239,18 @@ def embedding_stack_keyed_fwd(
     by_bag = tuple(tuple(contiguous[i :: len(values)]) for i in range(len(values)))
     places = [sum(counts[K:k]) if counts[k] else -1 for k in range(K, len(tables))]
     sizes = [size for value, place in zip(values, places, strict=True) for size in odd(len(value), place + 1)]
-    align = word_of(x0.element_size(), widths, [field[0] for field in fields])
+    align = launch.word_of(x0.element_size(), widths, [field[0] for field in fields])
     dense = dense if dense.stride(1) == 1 else dense.contiguous()
     block = block_of(widths, align)
-    words = 2 if values and x0.element_size() < 8 else 4  # of each thread: what compiles without a spill
-    block_m = max(1, words * THREADS * align // block)
+    words = (2 if x0.element_size() < 4 else 1) if values else 4  # of each thread: what compiles without a spill
+    block_m = max(1, words * WARPS * launch.hardware_of(x0.device).warp_size * align // block)
     _stack_fwd_kernel[(-(-M // block_m), programs)](
         described, ids, dense, x0, keys, rows, coefficients, faults, by_bag,
         M, K, dense.shape[1], sum(widths), sum(counts[:K]), tuple(sizes),
         ids.stride(0), ids.stride(1), dense.stride(0), x0.stride(0),
         BAGS=len(values), MEAN=pooling == "mean", KEEP=len(keys) > 0,
         DTYPE=tl.float64 if x0.dtype == torch.float64 else tl.float32,
-        ALIGN=align, BYTES=align * x0.element_size(), BLOCK_M=block_m, BLOCK_N=block, BLOCK_V=THREADS, num_warps=4,
+        ALIGN=align, BYTES=align * x0.element_size(), BLOCK_M=block_m, BLOCK_N=block, BLOCK_V=VALUES, num_warps=WARPS,
     )  # fmt: skip
     return x0, keys, rows, coefficients
 
@@ -362,16 +356,16 @@ def _runs_kernel(
         if (tl.load(rows_ptr + end) == row) & (before != row):
             head = end - tl.sum((tl.load(rows_ptr + start + tl.arange(0, BLOCK)) == row).to(tl.int64), 0)
             for first_n in range(0, width, BLOCK_N):
-                offs_n = first_n + tl.arange(0, BLOCK_N)
+                offs_n = first_n + tl.arange(0, BLOCK_N)[None, :]
                 mask_n = offs_n < width
                 total = tl.load(values_ptr + head * width + offs_n, mask=mask_n, other=0.0)
                 begin, goes_on = end, 1
                 while goes_on > 0:
                     entered = begin + tl.arange(0, BLOCK) * BLOCK
                     of_run = tl.load(rows_ptr + entered, mask=entered < n, other=-1) == row
-                    value_ptrs = values_ptr + (entered * width)[:, None] + offs_n[None, :]
-                    mask = of_run[:, None] & mask_n[None, :]
-                    total += tl.sum(tl.load(value_ptrs, mask=mask, other=0.0), 0)
+                    value_ptrs = values_ptr + (entered * width)[:, None] + offs_n
+                    mask = of_run[:, None] & mask_n
+                    total += tl.sum(tl.load(value_ptrs, mask=mask, other=0.0), 0, keep_dims=True)
                     tl.store(value_ptrs, tl.zeros((BLOCK, BLOCK_N), DTYPE), mask=mask)
                     goes_on = tl.min(of_run.to(tl.int32), 0)
                     begin += BLOCK * BLOCK
@@ -402,7 +396,7 @@ def embedding_stack_keyed_bwd(
     values = dx0.new_empty(value, dtype=accumulation_dtype(dx0))
     if place == 0:
         return rows, values
-    align = word_of(dx0.element_size(), [*widths, dx0.stride(0)], [dx0.data_ptr()])
+    align = launch.word_of(dx0.element_size(), [*widths, dx0.stride(0)], [dx0.data_ptr()])
     block = block_of(widths, align)
     ordered, order = keys.sort(stable=True)
     described, singles, most = describe(dx0.device, tuple(fields)), sum(map(bool, counts[:K])), max(counts)
@@ -419,6 +413,6 @@ def embedding_stack_keyed_bwd(
     _runs_kernel[(-(-most // BLOCK.value), len(fields))](
         described, rows, values,
         M, singles, tuple(places),
-        BLOCK_N=min(block, RUN_COLUMNS), num_warps=4, **options,
+        BLOCK_N=min(block, RUN_COLUMNS), num_warps=1, **options,
     )  # fmt: skip
     return rows, values

@@ -19,7 +19,8 @@ Rows too long for registers are taken in segments, their dots in a pass of its o
 """
 
 import functools
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -69,6 +70,11 @@ def hardware_of(device: torch.device) -> Hardware:
     amd = torch.version.hip is not None
     tf32 = properties.gcnArchName.startswith("gfx942") if amd else properties.major >= 8
     return Hardware(properties.multi_processor_count, warp_size, amd, tf32)
+
+
+def word_of(itemsize: int, lengths: Sequence[int], addresses: Sequence[int]) -> int:
+    """Elements per word of which all lengths are multiples, and that all addresses are aligned to."""
+    return math.gcd(WORD, *(length * itemsize for length in lengths), *addresses) // itemsize
 
 
 class Work(NamedTuple):

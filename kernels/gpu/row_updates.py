@@ -27,6 +27,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastcross.kernels import row_updates as plain
+from fastcross.kernels.gpu import launch as plans
 from fastcross.kernels.row_updates import Rows
 
 
@@ -37,10 +38,8 @@ def _field(tables_ptr, k, K, FIELD: tl.constexpr):
 
 @triton.jit
 def _pointer(tables_ptr, k, K, FIELD: tl.constexpr, DTYPE: tl.constexpr, ALIGN: tl.constexpr):
-    address = _field(tables_ptr, k, K, FIELD)
-    if ALIGN > 1:
-        address = address // 16 * 16  # which says so to the compiler
-    return address.to(tl.pointer_type(DTYPE))
+    pointer = _field(tables_ptr, k, K, FIELD).to(tl.pointer_type(DTYPE))
+    return tl.multiple_of(pointer, ALIGN * (DTYPE.primitive_bitwidth // 8))
 
 
 @triton.jit
@@ -194,7 +193,7 @@ def adam_rows(
         _adam_rows_kernel[(launch.programs,)](
             *launch.pointers(gradients), _tensor(lr), _tensor(step), len(tables),
             *scalars, *(1 - beta for beta in betas), eps, weight_decay, *logarithms,
-            **launch.blocks, num_warps=4,
+            **launch.blocks, num_warps=WARPS,
         )  # fmt: skip
 
 
@@ -213,7 +212,7 @@ def adagrad_rows(
     with torch.cuda.device_of(tables[0]):
         _adagrad_rows_kernel[(launch.programs,)](
             *launch.pointers(gradients), _tensor(lr), len(tables), _number(lr), eps,
-            ROW_WISE=row_wise, **launch.blocks, num_warps=4,
+            ROW_WISE=row_wise, **launch.blocks, num_warps=WARPS,
         )  # fmt: skip
 
 
@@ -224,7 +223,7 @@ def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[Rows], lr: float | Te
     launch = launch_over(tables, gradients)
     with torch.cuda.device_of(tables[0]):
         _sgd_rows_kernel[(launch.programs,)](
-            *launch.pointers(gradients), _tensor(lr), len(tables), _number(lr), **launch.blocks, num_warps=4
+            *launch.pointers(gradients), _tensor(lr), len(tables), _number(lr), **launch.blocks, num_warps=WARPS
         )
 
 
@@ -241,7 +240,7 @@ def _on_device(value: float | Tensor, table: Tensor) -> Tensor:
 
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-ELEMENTS, MOST_COLUMNS = 512, 32  # of a program's tile: four elements for each thread of four warps
+WARPS, MOST_COLUMNS = 4, 32  # of a program, and of its tile, which has a word for each thread
 KEPT = 64  # launches
 
 
@@ -280,11 +279,11 @@ def launch_over(tables: Sequence[Tensor], gradients: Sequence[Rows], *kept: Sequ
 def _make(lists: dict[str, Sequence[Tensor]], places: Any, addresses: Any) -> RowLaunch:
     tables, counts = lists["tables"], [len(rows) for rows in lists["rows"]]
     heights, widths = [table.shape[0] for table in tables], [table.shape[1] for table in tables]
-    word = 16 // tables[0].itemsize
     whole = [t for name, each in lists.items() if name != "rows" for t in each if t.dim() == 2]
-    is_aligned = all(t.data_ptr() % 16 == 0 and t.shape[1] % word == 0 for t in whole)
+    align = plans.word_of(tables[0].itemsize, widths, [t.data_ptr() for t in whole])
     columns = min(MOST_COLUMNS, triton.next_power_of_2(max(1, *widths)))
-    entries = ELEMENTS // columns
+    threads = WARPS * plans.hardware_of(tables[0].device).warp_size
+    entries = threads * plans.WORD // tables[0].itemsize // columns
     firsts = [0]
     for count in counts:
         firsts.append(firsts[-1] + -(-count // entries))
@@ -293,7 +292,7 @@ def _make(lists: dict[str, Sequence[Tensor]], places: Any, addresses: Any) -> Ro
     return RowLaunch(
         torch.tensor(fields, device="cpu").to(tables[0].device, non_blocking=True),  # blocking, it would wait
         firsts[-1],
-        {"DTYPE": DTYPES[tables[0].dtype], "ALIGN": word if is_aligned else 1, **blocks},
+        {"DTYPE": DTYPES[tables[0].dtype], "ALIGN": align, **blocks},
     )
 
 
