@@ -57,10 +57,11 @@ def cross_mixture(
         h = activated(a[..., : experts * rank], activation).unflatten(-1, (experts, rank))
         h = activated(torch.einsum("...kr,ksr->...ks", h, c[layer]), activation)
         if gate is not None:
-            logits = a[..., experts * rank :]
+            # A gate's gradient adds up small differences of both signs: in float64, of K numbers per row.
+            logits = a[..., experts * rank :].double()
             if gate_bias is not None:
-                logits = logits + (gate_bias if gate_bias.dim() == 1 else gate_bias[layer])
-            h = h * torch.softmax(logits, -1).unsqueeze(-1)
+                logits = logits + (gate_bias if gate_bias.dim() == 1 else gate_bias[layer]).double()
+            h = h * torch.softmax(logits, -1).to(h.dtype).unsqueeze(-1)
         x = torch.addcmul(x, x0, F.linear(h.flatten(-2), up[layer], _of(bias, layer)))
     return x
 

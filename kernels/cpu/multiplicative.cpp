@@ -199,7 +199,7 @@ void gated_bwd(const Product& n, int64_t start, int64_t stop, double* scratch, d
 
 namespace {
 
-template <class T, class A> INLINE void softmax(const Experts& n, int64_t r, A* p) {
+template <class T, class A = Accumulation<T>> INLINE void softmax(const Experts& n, int64_t r, double* p) {
   if (!n.logits.data) {
     p[0] = 1;
     return;
@@ -208,12 +208,12 @@ template <class T, class A> INLINE void softmax(const Experts& n, int64_t r, A* 
   const A* bias = (const A*)n.bias;
   double most = -__builtin_inf(), total = 0;
   for (int64_t k = 0; k < n.K; k++) {
-    Part{1}.store(p + k, Part{1}.load(logits + k));
+    p[k] = Part{1}.load(logits + k)[0];
     if (bias) p[k] += bias[k];
     if (!(p[k] <= most)) most = p[k];
   }
-  for (int64_t k = 0; k < n.K; k++) total += p[k] = A(__builtin_exp(p[k] - most));
-  for (int64_t k = 0; k < n.K; k++) p[k] = A(p[k] / total);
+  for (int64_t k = 0; k < n.K; k++) total += p[k] = __builtin_exp(p[k] - most);
+  for (int64_t k = 0; k < n.K; k++) p[k] /= total;
 }
 
 }  // namespace
@@ -256,15 +256,16 @@ void experts_fwd(const Experts& n, int64_t start, int64_t stop, double* scratch)
       constexpr Activation F = decltype(f)::value;
       using T = decltype(t);
       using A = Accumulation<T>;
-      A* p = (A*)scratch;
+      double* p = scratch;
       for (int64_t r = start; r < stop; r++) {
         softmax<T>(n, r, p);
         for (int64_t k = 0; k < n.K; k++) {
+          const A p_k = A(p[k]);
           T *h = (T*)n.h + (k * n.M + r) * n.r, *q = row<T>(n.q, r) + k * n.r;
           for_columns<A>(n.r, [&](int64_t j, auto at) LAMBDA {
             Vec<A> e = activated<F, A>(at.load(h + j));
             at.store(h + j, e);
-            at.store(q + j, p[k] * e);
+            at.store(q + j, p_k * e);
           });
         }
       }
@@ -278,25 +279,26 @@ void experts_bwd(const Experts& n, int64_t start, int64_t stop, double* scratch)
       constexpr Activation F = decltype(f)::value;
       using T = decltype(t);
       using A = Accumulation<T>;
-      A *p = (A*)scratch, *dp = p + n.K;
+      double *p = scratch, *dp = p + n.K;
       for (int64_t r = start; r < stop; r++) {
         softmax<T>(n, r, p);
-        A mean = 0;
+        double mean = 0;  // of dp, which dlogits are small differences from
         for (int64_t k = 0; k < n.K; k++) {
+          A p_k = A(p[k]), dp_k;
           const T *h = (const T*)n.h + (k * n.M + r) * n.r, *dq = row<T>(n.q, r) + k * n.r;
           T* dh = (T*)n.dh + (k * n.M + r) * n.r;
           Vec<A> dot{};
           for_columns<A>(n.r, [&](int64_t j, auto at) LAMBDA {
             Vec<A> g = at.load(dq + j), e = at.load(h + j);
             dot += g * e;
-            at.store(dh + j, p[k] * g * slope<F, A>(e));
+            at.store(dh + j, p_k * g * slope<F, A>(e));
           });
-          totals<1>(&dot, dp + k);
-          mean += p[k] * dp[k];
+          totals<1>(&dot, &dp_k);
+          mean += p[k] * (dp[k] = dp_k);
         }
         if (!n.dlogits.data) continue;
         T* dlogits = row<T>(n.dlogits, r);
-        for (int64_t k = 0; k < n.K; k++) Part{1}.store(dlogits + k, Vec<A>{} + p[k] * (dp[k] - mean));
+        for (int64_t k = 0; k < n.K; k++) Part{1}.store(dlogits + k, Vec<A>{} + A(p[k] * (dp[k] - mean)));
       }
     });
   });
