@@ -1,1 +1,1 @@
-"""Existing recommenders on these operators, and models for where fastcross is not installed."""
+"""Other packages' models on fastcross's operators, and export to files that run without fastcross."""

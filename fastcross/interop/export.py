@@ -1,7 +1,7 @@
 """Export a model for serving: a compiled AOTInductor package (``.pt2``) or ONNX.
 
-While a model is exported the operators are the closed form in PyTorch's own operators: two passes over x0 whatever the
-depth, and nothing of fastcross is needed where the file runs.
+Exported operators are the closed form in PyTorch's own operators: two passes over x0 at any depth. The file runs
+without fastcross.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ from fastcross.extras import needs
 from fastcross.files import atomic, naming
 
 TARGETS = {"pt2": (), "onnx": ("onnx", "onnxscript")}
-# A protobuf holds 2 GiB: larger tables go into a second file beside it, which the first one names.
+# A protobuf is limited to 2 GiB. Larger tables go into a second file beside it.
 PROTOBUF_BYTES = 2**30
 POOLING = ("sum", "mean", "max")  # as aten numbers them
 
@@ -34,15 +34,15 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any, to: str = "p
     """Write ``model``, in evaluation mode, to a file that takes any batch size.
 
     Args:
-        model: any module whose inputs are tensors with the batch first; our DCN, or another package's after ``swap``.
+        model: any module whose inputs are tensors with the batch first: a DCN, or another package's after ``swap``.
         path: the file to write.
-        example_inputs: a tensor or a tuple of what the model's forward takes; only shapes and dtypes matter. A bag is a
-            tuple (values, offsets) or (values, offsets, weights).
-        to: "pt2", compiled machine code for this kind of machine: load it with
-            ``torch._inductor.aoti_load_package(path)``; or "onnx", for onnxruntime and others.
+        example_inputs: a tensor or a tuple of the arguments of forward; only shapes and dtypes matter. A multi-valued
+            feature is a tuple (values, offsets) or (values, offsets, weights).
+        to: "pt2", machine code for this kind of machine, loaded by ``torch._inductor.aoti_load_package(path)``; or
+            "onnx", for onnxruntime and others.
 
     Returns:
-        The path. Tables of more than 1 GiB lie in a second file beside an ONNX file, named ``*.onnx.data``.
+        The path. Tables of more than 1 GiB are in a second file beside an ONNX file, named ``*.onnx.data``.
     """
     path = check_target(path, to)
     program = trace(model, example_inputs)
@@ -55,7 +55,7 @@ def export(model: nn.Module, path: str | Path, example_inputs: Any, to: str = "p
 
 
 def check_target(path: str | Path, to: str) -> Path:
-    """The path; raises where ``to`` cannot be written there, or not here."""
+    """The path; raises if ``to`` cannot be written there, or a package for it is missing."""
     if to not in TARGETS:
         raise ValueError(f"to must be one of {', '.join(TARGETS)}; got {to!r}")
     missing = [package for package in TARGETS[to] if importlib.util.find_spec(package) is None]
@@ -72,18 +72,19 @@ def check_target(path: str | Path, to: str) -> Path:
 def trace(model: nn.Module, example_inputs: Any) -> torch.export.ExportedProgram:
     """``torch.export`` of the model in evaluation mode, for any batch size from 1.
 
-    The first tensor's first dimension is the batch, and that of every input as long; others vary on their own. A bag, a
-    tuple (values, offsets) or (values, offsets, weights), has one offset per row and any number of values, even none.
+    The first tensor's first dimension is the batch, and so is that of every input of the same length. Other first
+    dimensions vary independently. A bag, a tuple (values, offsets) or (values, offsets, weights), has one offset per
+    row and any number of values, also none.
     """
     inputs = example_inputs if isinstance(example_inputs, tuple) else (example_inputs,)
     rows = _rows(inputs)
     if not rows:
         raise ValueError("example_inputs must begin with a tensor of at least one row")
-    if rows == 1:  # torch.export would take it for a constant
+    if rows == 1:  # torch.export would treat it as a constant
         inputs = pytree.tree_map_only(Tensor, lambda x: torch.cat((x, x)) if x.dim() and len(x) == 1 else x, inputs)
         rows = 2
     inputs = _map(inputs, rows, lambda x: x, _with_two_values)
-    # Copies: torch.export would give two inputs that are the same tensor the same length ever after.
+    # Copies: torch.export would tie the lengths of two inputs that are the same tensor.
     inputs = pytree.tree_map_only(Tensor, torch.clone, inputs)
     shapes = _first_dimensions(inputs, batch=torch.export.Dim("batch", min=1), other=torch.export.Dim.DYNAMIC)
     with _evaluating(model), torch.no_grad():
@@ -91,7 +92,7 @@ def trace(model: nn.Module, example_inputs: Any) -> torch.export.ExportedProgram
 
 
 def _first_dimensions(inputs: tuple, batch: Any, other: Any) -> Any:
-    """For each input what its first dimension is: ``batch``, or ``other`` if it is not as long."""
+    """For each input its first dimension: ``batch``, or ``other`` if its length differs."""
     rows = _rows(inputs)
 
     def of_tensor(x: Any) -> dict[int, Any] | None:
@@ -124,7 +125,7 @@ def _is_bag(value: Any, rows: int) -> bool:
 
 
 def _with_two_values(bag: tuple) -> tuple:
-    """No value and a single one would be taken for constants, too."""
+    """The bag with two values: torch.export would treat none or one as a constant."""
     values, offsets, *weights = bag
     if len(values) > 1:
         return bag
@@ -154,7 +155,7 @@ def _write_package(program: torch.export.ExportedProgram, path: Path) -> None:
 
 
 class _Sink(io.RawIOBase):
-    """A file whose first error is kept for later: PyTorch's archive writer aborts the process when a write fails."""
+    """A file that keeps its first error for later: PyTorch's archive writer aborts the process when a write fails."""
 
     def __init__(self, file: Any) -> None:
         self.file = file
@@ -181,16 +182,16 @@ class _Sink(io.RawIOBase):
 
 
 def _summary(error: Exception) -> str:
-    """What the compiler said first, and the room it had: its files go to the temporary folder."""
+    """The compiler's first message, and the free space in the temporary folder, where its files go."""
     said = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     folder = tempfile.gettempdir()
     return f" ({shutil.disk_usage(folder).free / 2**20:,.0f} MiB are free in {folder}): {said}"
 
 
 def to_onnx(program: torch.export.ExportedProgram, opset: int | None = None) -> Any:
-    """A ``torch.onnx.ONNXProgram`` that takes what the program takes, with ``batch`` as its first dimension.
+    """A ``torch.onnx.ONNXProgram`` with the program's inputs and a first dimension named ``batch``.
 
-    opset: the version of ONNX's operators; None for the one that this version of PyTorch writes best.
+    opset: the version of ONNX's operators; None for the default of this version of PyTorch.
     """
     names = _first_dimensions(program.example_inputs[0], batch="batch", other=None)
     program = program.run_decompositions({torch.ops.aten.embedding_bag.padding_idx: embedding_bag})
@@ -200,7 +201,7 @@ def to_onnx(program: torch.export.ExportedProgram, opset: int | None = None) -> 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the converter's remarks about packages that no cross network needs, and about its own names."""
+    """Silences the converter's messages about packages that no cross network needs, and about its own names."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -223,12 +224,12 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """aten's embedding_bag, of whose four results only the first is used in evaluation, in operators that ONNX has.
+    """aten's embedding_bag in ONNX's operators. Of its four results, evaluation uses only the first.
 
-        start_j = how many rows begin at value j;   row_n = Σ_{j ≤ n} start_j - 1          (a scatter, a cumulative sum)
+        start_j = number of rows that begin at value j;   row_n = Σ_{j ≤ n} start_j - 1    (a scatter, a cumulative sum)
         pooled_m = Σ_{n: row_n = m} weight_n table[values_n]                               (a gather, a scatter)
 
-    torch.onnx's own translation is a loop over the rows: 200 times as slow at 512 rows of 4 values.
+    torch.onnx's own translation loops over the rows and is 200 times slower at 512 rows of 4 values.
     """
     if POOLING[mode] == "max" or include_last_offset or (padding_idx is not None and padding_idx >= 0):
         return NotImplemented
@@ -246,7 +247,7 @@ def embedding_bag(
 
 
 def write_onnx(converted: Any, program: torch.export.ExportedProgram, path: Path) -> None:
-    """Save the ``torch.onnx.ONNXProgram`` that the program was converted to."""
+    """Save a program that was converted to a ``torch.onnx.ONNXProgram``."""
     size = sum(value.nbytes for value in program.state_dict.values())
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
         converted.save(str(Path(folder) / path.name), external_data=size > PROTOBUF_BYTES)

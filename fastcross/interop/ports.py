@@ -1,4 +1,4 @@
-"""What an exported graph takes and gives, in words."""
+"""Descriptions of an exported graph's inputs and outputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Port:
 
 
 def encoded_inputs(encoder: Encoder) -> list[Port]:
-    """Of a graph that takes ids; a bag is two inputs or three, under the names that torch.export gives them."""
+    """The inputs of a graph that takes ids. A bag is two or three inputs, named by torch.export."""
     schema = encoder.schema
     ports = [
         Port("dense", "float", f"(batch, {len(schema.dense_names)})", _listed(schema.dense_names)),

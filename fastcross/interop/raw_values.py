@@ -1,13 +1,13 @@
-"""From a model's ONNX graph, which takes ids, to one that takes raw values and gives probabilities.
+"""Put the encoder before a model's ONNX graph, so that raw values go in and probabilities come out.
 
-The encoder in ONNX's own operators, put before the model:
+The encoder in ONNX's operators:
 
-    dense         x -> sign(x) log(1 + |x|) where the column has it -> (x - mean) · scale -> float32; NaN -> 0
-    categorical   text -> id                     LabelEncoder; 0 for what training did not see
+    dense         x -> sign(x) log(1 + |x|) if chosen for the column -> (x - mean) · scale -> float32; NaN -> 0
+    categorical   text -> id                     LabelEncoder; 0 for texts that training did not see
     date-time     Unix time -> hour, weekday -> ids
-    bag           text -> its values -> ids      StringSplit, LabelEncoder; values and offsets, as EmbeddingBag has
+    bag           text -> its values -> ids      StringSplit, LabelEncoder; values and offsets, as for EmbeddingBag
 
-A text in ONNX cannot be null, so a missing value is spelt: as the run's own files spell it, and always also "".
+A text in ONNX cannot be null. A missing value is "", or a mark of the run's file format.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fastcross.data.encoder import Encoder, Vocabulary
 from fastcross.data.formats import get_format
 from fastcross.interop.ports import PREDICTION, Port, encoded_output
 
-# The last five are what onnxruntime makes of None, NaN and pandas' NA and NaT in an array of objects.
+# onnxruntime converts None, NaN and pandas' NA and NaT in an array of objects to the last five.
 MISSING = ("", "None", "nan", "NaN", "<NA>", "NaT")
 NOT_A_TIME = -9.2e18  # above NumPy's NaT as a number
-LARGEST_UNIX_SECONDS = 1e11  # beyond it come milliseconds, beyond a thousand times as much microseconds, …
+LARGEST_UNIX_SECONDS = 1e11  # larger times are in ms, times a thousand times larger in µs, …
 OUTPUT = "probability"
 PREFIX = "fastcross/"  # of the names inside a graph, so that columns may have any
 LARGEST_TEXTS = 2**30  # bytes of all vocabularies: they must lie in the protobuf, which holds 2 GiB
@@ -38,7 +38,7 @@ INSTEAD = "--encoded exports the graph that takes ids, with the encoder beside i
 
 
 def check_expressible(encoder: Encoder) -> None:
-    """Raise ValueError where ONNX has no operator for what the encoder does."""
+    """Raise ValueError if ONNX has no operator for a step of the encoder."""
     columns, schema = encoder.columns, encoder.schema
     texts = 0
     named = zip((*schema.categorical_names, *schema.bag_names), (*encoder.categorical, *encoder.bags), strict=True)
@@ -61,7 +61,7 @@ def check_expressible(encoder: Encoder) -> None:
 
 
 def take_raw_values(model: ir.Model, encoder: Encoder) -> tuple[list[Port], Port]:
-    """Put the encoder before the graph and the probabilities behind it; what the graph takes and gives then."""
+    """Put the encoder before the graph and the probabilities after it; returns the new inputs and output."""
     graph = model.graph
     _set_names_apart(graph)
     before = OnnxEncoder(encoder)
@@ -83,8 +83,8 @@ def take_raw_values(model: ir.Model, encoder: Encoder) -> tuple[list[Port], Port
 
 
 def _take_columns(graph: ir.Graph, categorical: ir.Value, columns: list[ir.Value]) -> None:
-    """Where the graph takes a single column out of the matrix of ids, give it the column itself: a matrix that is put
-    together to be taken apart again costs as much as half of the look-ups."""
+    """Replace each selection of a column from the matrix of ids by the column itself. Building the matrix only to
+    divide it again costs as much as half of the look-ups."""
     for node, _ in list(categorical.uses()):
         index = node.inputs[1].const_value if node.op_type == "Gather" and node.inputs[1] is not None else None
         if index is not None and not index.shape.rank() and node.attributes["axis"].as_int() == 1:
@@ -95,7 +95,7 @@ def _take_columns(graph: ir.Graph, categorical: ir.Value, columns: list[ir.Value
 
 
 def _metadata(encoder: Encoder, inputs: list[Port]) -> dict[str, str]:
-    """What the file says of itself, in onnxruntime: session.get_modelmeta().custom_metadata_map."""
+    """The file's metadata, in onnxruntime session.get_modelmeta().custom_metadata_map."""
     columns = encoder.columns
     kinds = {"dense": columns.dense, "categorical": columns.categorical, "multi-valued": columns.bags}
     kinds |= {"date-time": columns.datetimes, "weights": tuple(columns.weights.values())}
@@ -134,7 +134,7 @@ def _give_probabilities(graph: ir.Graph, encoder: Encoder) -> Port:
 
 
 def _set_names_apart(graph: ir.Graph) -> None:
-    """Every name inside the graph gets a prefix: the inputs will be called as the columns are."""
+    """Add a prefix to every name inside the graph, because the inputs have the names of the columns."""
     for name, value in [*graph.initializers.items()]:
         del graph.initializers[name]
         value.name = f"{PREFIX}{name}"
@@ -145,7 +145,7 @@ def _set_names_apart(graph: ir.Graph) -> None:
 
 
 class OnnxEncoder:
-    """The operators as they are put down on a tape, and the inputs that they need."""
+    """Records the encoder's operators on a tape, with the inputs that they need."""
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder, self.columns = encoder, encoder.columns
@@ -178,7 +178,7 @@ class OnnxEncoder:
         return self._op("Where", self._op("IsNaN", x), self._constant(np.float32(0)), x)
 
     def _categories(self) -> list[ir.Value]:
-        """Of each categorical column, then of the parts of the date-times."""
+        """The ids of each categorical column, then of the parts of the date-times."""
         known = dict(zip(self.columns.categories, self.encoder.categorical, strict=True))
         found = []
         for name in self.columns.categorical or ():
@@ -209,7 +209,7 @@ class OnnxEncoder:
         return found
 
     def _bag(self, name: str, ids: Any) -> list[ir.Value]:
-        """Values and offsets, and weights where the bag has them."""
+        """Values and offsets, and weights if the bag has them."""
         separator = self.columns.separator_of(name)
         texts = self._input(name, "string", f'values with {separator!r} between them; none: ""')
         parts, counts = self._split(texts, separator)
@@ -224,7 +224,7 @@ class OnnxEncoder:
         return bag
 
     def _weights(self, name: str, separator: str, counts: ir.Value, parts: ir.Value, there: ir.Value) -> ir.Value:
-        """As many as the row has values; a row with another number of weights gets NaN, and no other row shifts."""
+        """One weight per value. A row with another number of weights gets NaN; other rows are not affected."""
         column = self.columns.weights[name]
         texts = self._input(column, "string", f"the weights of {name}, with {separator!r} between them")
         given, number = self._split(texts, separator)
@@ -236,11 +236,11 @@ class OnnxEncoder:
         return self._op("Cast", self._op("Compress", wide, there), to=ir.DataType.FLOAT.value)
 
     def _split(self, texts: ir.Value, separator: str) -> tuple[ir.Value, ir.Value]:
-        """(batch, most) texts, and how many of them each row has."""
+        """Texts (batch, largest count), and each row's count."""
         parts, counts = self._node("StringSplit", [texts], {"delimiter": separator}, outputs=2)
         missing = self._look_up(texts, dict.fromkeys(self.spellings, 1))
         counts = self._op("Mul", counts, self._op("Sub", self._constant(1), missing))
-        # Fails where there are not as many rows as in the first column: a short bag would pass for empty ones.
+        # Fails if the number of rows differs from the first column's: missing rows would pass for empty bags.
         return parts, self._op("Reshape", counts, self._op("Shape", self.inputs[0]))
 
     def _keys(self, ids: Vocabulary) -> dict[str, int]:
@@ -261,7 +261,7 @@ class OnnxEncoder:
         return self.inputs[-1]
 
     def stack(self, columns: Sequence[ir.Value], dtype: npt.DTypeLike) -> ir.Value:
-        """(batch,) each -> (batch, n), which fails where they are not equally long."""
+        """n columns (batch,) -> (batch, n); fails if their lengths differ."""
         if not columns:
             shape = self._op("Concat", self._op("Shape", self.inputs[0]), self._constant([0]), axis=0)
             return self._op("ConstantOfShape", shape, value=ir.tensor(np.zeros(1, dtype)))

@@ -1,10 +1,10 @@
-"""A trained model as a file that serves: raw values in, probabilities out, or its graph with the encoder beside it.
+"""Export a trained model for serving: one file from raw values to probabilities, or a graph with the encoder beside it.
 
     model.onnx                         raw values -> probability, in onnxruntime alone
     model.onnx, model.encoder/         encoded=True: ids -> logits
     model.pt2, model.encoder/          the same, compiled for this kind of machine
 
-docs/serving.md has the layout of the folder, and a reader for it that needs neither fastcross nor PyTorch.
+docs/serving.md describes the folder, and a reader for it that needs neither fastcross nor PyTorch.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from fastcross.interop.export import check_target, export, to_onnx, trace, write
 from fastcross.interop.ports import Port, encoded_inputs, encoded_output
 from fastcross.models.base import Model
 
-STRING_SPLIT = 20  # the first opset that has it
+STRING_SPLIT = 20  # its first opset
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, and what its graph takes and gives."""
+    """The files that were written, and the graph's inputs and output."""
 
     path: Path
-    encoder: Path | None  # the folder, where the graph takes ids
+    encoder: Path | None  # its folder, if the graph takes ids
     inputs: tuple[Port, ...]
     output: Port
 
@@ -39,12 +39,12 @@ def export_run(model: Model, encoder: Encoder, path: str | Path, *, encoded: boo
 
     Args:
         model: on the CPU, in any mode.
-        encoder: of the run that trained it.
+        encoder: the encoder of the run that trained it.
         path: *.onnx or *.pt2.
-        encoded: an ONNX graph that takes encoded ids, as *.pt2 always does, with the encoder in a folder beside it.
+        encoded: write an ONNX graph that takes encoded ids, with the encoder in a folder beside it. *.pt2 always does.
 
     Raises:
-        ValueError: where ONNX cannot do what the encoder does (a hash), or the path is of another kind.
+        ValueError: if ONNX has no operator for the encoder (a hash), or the path ends otherwise.
     """
     path = Path(path)
     to = path.suffix.removeprefix(".")
@@ -63,7 +63,7 @@ def export_run(model: Model, encoder: Encoder, path: str | Path, *, encoded: boo
 
 
 def example_inputs(encoder: Encoder) -> tuple[Any, ...]:
-    """Tensors of the shapes that a model of these columns takes."""
+    """Example inputs of a model with these columns."""
     schema = encoder.schema
     dense = torch.zeros(2, len(schema.dense_names))
     categorical = torch.zeros(2, len(schema.cardinalities), dtype=torch.int64)
@@ -77,7 +77,7 @@ def _export_encoded(model: Model, encoder: Encoder, path: Path, to: str) -> Expo
     folder = path.with_suffix(".encoder")
     if folder.exists() and not (folder / "encoder.json").is_file():
         raise ValueError(f"{folder} is there and is no encoder; it would be replaced: remove it, or name another file")
-    # The folder takes its place after the model has taken its own: what fails on the way leaves both as they were.
+    # The model is renamed first, then the folder: a failure before that leaves both unchanged.
     with building(folder) as temporary:
         encoder.save(temporary)
         export(model, path, example_inputs(encoder), to)

@@ -18,7 +18,7 @@ def cross_state_dict(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict
 
     Args:
         state_dict: a checkpoint of a cross network, or of a whole model.
-        prefix: what stands before the cross network's keys, such as ``"crossnet."``.
+        prefix: the prefix of the cross network's keys, such as ``"crossnet."``.
 
     Returns:
         ``{"weight": (L, d), "bias": (L, d)}``.
@@ -32,7 +32,7 @@ def cross_state_dict(state_dict: Mapping[str, Tensor], prefix: str = "") -> dict
         raise ValueError(f"no keys of a cross network under the prefix {prefix!r}, of {len(state_dict)} keys{hint}")
     num_layers = max(layers) + 1
     expected = peer.state_keys({"L": num_layers})
-    # RecBole's cross network is part of its model: the model's other keys lie beside it.
+    # RecBole's cross network is part of its model, so other keys of the model have the same prefix.
     mine = found if peer.method == "forward" else [key for key in found if key.startswith("cross_layer_")]
     missing = [prefix + key for key in expected if key not in found]
     extra = [prefix + key for key in mine if key not in expected]
@@ -60,7 +60,7 @@ def _layers(templates: Iterable[str], keys: Iterable[str]) -> list[int]:
 
 
 def _prefixes(key: str) -> Iterable[str]:
-    """What stands before a key that ends like one of a cross network's weights."""
+    """The possible prefixes of a key that ends like a cross network's weight."""
     ends = [key[dot.end() :] for dot in re.finditer(r"\.", key)]
     return (key.removesuffix(end) for end in ends if _layers((peer.keys["weight"] for peer in FORMATS[1:]), [end]))
 

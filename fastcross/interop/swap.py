@@ -1,8 +1,8 @@
-"""Make the cross networks of an existing model run on these operators, in place.
+"""Make the cross networks of an existing model run on fastcross's operators, in place.
 
-A swapped module stays the object it was, with the same parameters under the same names; only its class changes, to a
-subclass of its own that overrides the one method which computes the cross network. So checkpoints load both ways, the
-optimiser keeps its state, and hooks, ``.to()``, ``deepcopy``, pickle, DDP, FSDP and torch.compile go on as before.
+A swapped module stays the same object, with the same parameters under the same names. Only its class changes, to a
+subclass that overrides the one method which computes the cross network. So checkpoints load in both directions, the
+optimiser keeps its state, and hooks, ``.to()``, ``deepcopy``, pickle, DDP, FSDP and torch.compile keep working.
 """
 
 import copy
@@ -21,12 +21,12 @@ from fastcross.layers.peers import Peer
 from fastcross.layers.recognise import class_path, cross_sizes, peers_of, recognise
 from fastcross.ops import backends
 
-_ROUNDS = 11  # of a measurement
+_ROUNDS = 11  # rounds of a measurement
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One module: its name in the model, its class, and what there is to say about it."""
+    """One module: its name in the model, its class, and a note."""
 
     name: str
     kind: str
@@ -35,9 +35,9 @@ class Entry:
 
 @dataclass
 class Report:
-    """What :func:`swap` did; prints as text.
+    """The result of :func:`swap`; prints as text.
 
-    ``before`` and ``after`` are seconds of a forward and backward pass, where they were measured.
+    ``before`` and ``after`` are seconds of a forward and backward pass, if they were measured.
     """
 
     swapped: list[Entry] = field(default_factory=list)
@@ -58,28 +58,27 @@ class Report:
 
 
 def swap(model: nn.Module, *, undo: bool = False, measure: Any = None) -> Report:
-    """Make every cross network in ``model`` run on these operators, in place.
+    """Make every cross network in ``model`` run on fastcross's operators, in place.
 
-    Known are the modules of DeepCTR-Torch, TorchRec, FuxiCTR, torchfm, TorchEasyRec and RecBole, anywhere in the model:
-    of rank one, with matrices, low-rank matrices, mixtures of experts, and gated ones. A module whose code or shapes
-    are not the known ones is left alone and named in the report, with the reason.
+    ``swap`` finds the modules of DeepCTR-Torch, TorchRec, FuxiCTR, torchfm, TorchEasyRec and RecBole anywhere in the
+    model: rank-one, matrix, low-rank, mixture and gated networks. A module with other code or shapes is not changed,
+    and the report names it with the reason.
 
     Args:
-        model: any module; a cross network itself, too.
-        undo: give the swapped modules their own code back.
-        measure: a batch, ``model(batch)`` or, if it is a tuple, ``model(*batch)``: the report says how long the model
-            takes for a forward and backward pass before and after, the medians of 11 rounds in turn. Two copies of the
-            model are measured, so that its gradients, statistics and random state stay as they are.
+        model: any module, also a cross network itself.
+        undo: restore the modules' own code.
+        measure: a batch for ``model(batch)``, or a tuple for ``model(*batch)``. The report then has the time of a
+            forward and backward pass before and after: the medians of 11 alternating rounds, on two copies of the model.
 
     Returns:
-        What was swapped (or restored), and what looked like a cross network and was left.
+        The modules that were swapped (or restored), and those that look like a cross network and were left.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module; got {type(model).__name__}")
     if undo and measure is not None:
         raise ValueError("measure compares before and after a swap; got undo=True")
     report = Report()
-    changes: list[tuple[nn.Module, type]] = []  # made when all have been looked at, so that an error changes none
+    changes: list[tuple[nn.Module, type]] = []  # applied after all modules were checked, so that an error changes none
     for name, module in _modules(model):
         kind = class_path(type(module))
         if undo:
@@ -107,7 +106,7 @@ def swap(model: nn.Module, *, undo: bool = False, measure: Any = None) -> Report
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules by name, without the parts of cross networks that are known: they are swapped or left as a whole."""
+    """The modules by name, without the parts of known cross networks, which are swapped or left as a whole."""
     parts: set[nn.Module] = set()
     for name, module in model.named_modules():
         if module not in parts:
@@ -117,7 +116,7 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _backend(peer: Peer, weight: Tensor) -> str:
-    """What a swapped module will run on, where its parameters are."""
+    """The backend of a swapped module on its parameters' device."""
     chosen = backends.choose_kernels("auto", weight.device, weight.dtype)
     if chosen == "cpu":
         return f"C++, {backends.instruction_set()}"
@@ -161,26 +160,26 @@ def _differentiable(output: Any) -> Iterator[Tensor]:
 
 
 def _swappable(module: nn.Module) -> tuple[Peer, type] | str | None:
-    """The peer that ``module`` is and the class it shall have; or why not; None for what is no cross network at all."""
+    """The module's peer and its new class; or the reason why it is not swapped; None if it is no cross network."""
     found = recognise(module)
     if not isinstance(found, Peer):
         return found
     try:
         cls = swapped_class(type(module), found)  # type: ignore[arg-type]
-        object.__setattr__(object.__new__(type(module)), "__class__", cls)  # a class with __slots__ cannot be changed
+        object.__setattr__(object.__new__(type(module)), "__class__", cls)  # fails for a class with __slots__
     except Exception as error:  # a metaclass or __init_subclass__ of somebody else's
         return f"its class cannot be changed: {type(error).__name__}: {error}"
     return found, cls
 
 
 class Swapped(nn.Module):
-    """What the classes of swapped modules have in common."""
+    """The base of the classes of swapped modules."""
 
     peer_class: type
     peer: Peer
 
     def __reduce_ex__(self, protocol: Any) -> tuple:
-        # The generated class cannot be found by name: name the package's own and generate it again.
+        # The generated class cannot be imported by name: store the package's class, and generate it again.
         reduced: Any = super().__reduce_ex__(max(int(protocol), 2))
         function, (cls, *arguments), *state = reduced
         assert cls is type(self)
@@ -199,7 +198,7 @@ def _new(peer_class: Any, formula: str, function: Any, *arguments: Any) -> Any:
 
 @functools.cache
 def swapped_class(peer_class: Any, peer: Peer) -> Any:
-    """The subclass of a package's class (or of a user's subclass of it) that runs on these operators."""
+    """The subclass of a package's class (or of a user's subclass of it) that runs on fastcross's operators."""
     original = getattr(peer_class, peer.method)
     _, argument, *_ = inspect.signature(original).parameters
 
@@ -222,7 +221,7 @@ def swapped_class(peer_class: Any, peer: Peer) -> Any:
 
 
 def _takes(peer: Peer, x0: Tensor, parameters: Mapping[str, Tensor]) -> bool:
-    """Whether the operator and the package agree on this input; anything else, errors included, is the package's."""
+    """Whether the operator takes this input as the package does. Otherwise the package's code runs, also for errors."""
     if any(hasattr(tensor, "__tensor_flatten__") for tensor in (x0, *parameters.values())):  # a DTensor, …
         return False
     bias = parameters["bias"]

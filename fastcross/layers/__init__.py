@@ -1,1 +1,1 @@
-"""The cross layers and the embedding layer as modules, and what is known of other packages' cross layers."""
+"""The cross layers and the embedding layer as modules, and a table of other packages' cross layers."""

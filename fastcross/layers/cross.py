@@ -27,7 +27,7 @@ class CrossLayer(nn.Module):
 
     Args:
         in_features: d.
-        bias: whether there is a b.
+        bias: whether the layer has a bias b.
         backend: see :func:`fastcross.cross_layer`.
     """
 
@@ -63,8 +63,8 @@ class CrossNetwork(nn.Module):
     """L cross layers: ``x_{l+1} = x0 (x_lᵀ w_l) + b_l + x_l``, returning ``x_L``, in one pass over ``x0``.
 
     Initialisation: w_l ~ N(0, 1/(d·L)), b_l = 0. For unit-variance x0 each factor 1 + x0ᵀw_l of the output then has
-    second moment 1 + 1/L, and their product at most e whatever the depth: an untrained deep network stays finite in
-    half precision.
+    second moment 1 + 1/L, and their product at most e at any depth. So an untrained deep network stays finite in half
+    precision.
 
     Args:
         in_features: d.
@@ -92,7 +92,7 @@ class CrossNetwork(nn.Module):
 
     @classmethod
     def from_module(cls, module: nn.Module, *, backend: str = "auto") -> "CrossNetwork":
-        """A copy of another package's cross network: see :func:`fastcross.swap` for those that are known."""
+        """A copy of another package's cross network; :func:`fastcross.swap` lists the packages."""
         parameters = {name: value.detach() for name, value in cross_parameters(module, VECTOR).items()}
         weight = parameters["weight"]
         network = cls(weight.shape[1], len(weight), backend=backend, device=weight.device, dtype=weight.dtype)
@@ -108,7 +108,7 @@ class CrossNetwork(nn.Module):
         return cross_network(x0, self.weight, self.bias, backend=self.backend)
 
     def logits(self, x0: Tensor, head: Tensor) -> Tensor:
-        """``x_L Vᵀ`` with ``head`` = V, (C, d): the same as ``self(x0) @ head.T``, without writing ``x_L``."""
+        """``x_L Vᵀ`` with ``head`` = V, (C, d): equals ``self(x0) @ head.T``, without writing ``x_L``."""
         return cross_logits(x0, self.weight, self.bias, head, backend=self.backend)
 
     def extra_repr(self) -> str:
@@ -119,7 +119,7 @@ class CrossNetwork(nn.Module):
 
 
 class _Multiplicative(nn.Module):
-    """What the networks ``x_{l+1} = x0 ⊙ h(x_l) + x_l`` have in common: parameters are stacked over L layers."""
+    """The base of the networks ``x_{l+1} = x0 ⊙ h(x_l) + x_l``. Parameters are stacked over L layers."""
 
     def __init__(self, in_features: int, num_layers: int, backend: str, **sizes: int) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class _Multiplicative(nn.Module):
         self.in_features, self.num_layers, self.backend = in_features, num_layers, backend
 
     def reset_parameters(self) -> None:
-        """Xavier's normal for each matrix; biases 0."""
+        """Xavier normal initialisation of each matrix; biases are 0."""
         for name, parameter in self.named_parameters():
             if name.endswith("bias"):
                 nn.init.zeros_(parameter)
@@ -168,7 +168,7 @@ class CrossLowRank(_Multiplicative):
         in_features: d.
         num_layers: L.
         rank: r; the paper takes d/4 as a rule of thumb.
-        activation, diag_scale: f and the identity's share: see :func:`fastcross.cross_low_rank`.
+        activation, diag_scale: f and the factor of the identity: see :func:`fastcross.cross_low_rank`.
         bias: whether the layers have b_l.
         backend: see :func:`fastcross.cross_layer`.
     """
@@ -215,7 +215,7 @@ class CrossMixture(_Multiplicative):
         num_layers: L.
         rank: r.
         experts: K.
-        shared_gate: whether all layers have the same G, (K, d).
+        shared_gate: whether all layers share one G, (K, d).
         gate_bias: whether G has a bias.
         bias: whether the layers have b_l.
         activation: f: None, "relu" or "tanh".
@@ -277,15 +277,15 @@ class CrossGated(_Multiplicative):
 
 
 class CrossFCN(_Multiplicative):
-    """FCN's cross network, once DCNv3, returning ``x_L`` of ``x_{l+1} = x0 ⊙ ([h, h ⊙ m] + b_l) + x_l``
+    """FCN's cross network (earlier DCNv3), returning ``x_L`` of ``x_{l+1} = x0 ⊙ ([h, h ⊙ m] + b_l) + x_l``
 
-    with ``h = W_l x_l``, d/2 numbers, and ``m = relu(LayerNorm(h))``. As FCN's, b starts uniform in (0, 1).
+    with ``h = W_l x_l``, d/2 numbers, and ``m = relu(LayerNorm(h))``. b starts uniform in (0, 1), as in FCN.
 
     Args:
         in_features: d, even. FCN arranges x0 so that the first halves of all embeddings come first.
         num_layers: L.
-        exponential: ``x_l`` in place of ``x0`` as the first factor: the degree doubles with each layer.
-        eps: of the LayerNorm.
+        exponential: use ``x_l`` instead of ``x0`` as the first factor; the degree then doubles with each layer.
+        eps: ε of the LayerNorm.
         backend: see :func:`fastcross.cross_layer`.
     """
 

@@ -1,4 +1,4 @@
-"""The embedding and stacking layer (section 2.1): every feature written straight into one x0."""
+"""The embedding and stacking layer (section 2.1): every feature is written directly into one x0."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Self
@@ -19,30 +19,31 @@ def paper_dim(cardinality: int) -> int:
 class EmbeddingStack(nn.Module):
     """Equations 1 and 2: ``x0 = [W_1 x_1, …, W_k x_k, x_dense]``, an embedding per categorical feature, dense last.
 
-    The result is a (B, d) view of a buffer whose rows are padded to a multiple of 16 elements. The features are
-    numbered in the order of x0: the single-valued ones, then the bags.
+    The result is a (B, d) view of a buffer whose rows are padded to a multiple of 16 elements. Features are numbered in
+    the order of x0: single-valued features, then multi-valued ones (bags).
 
-    Gradients of the tables are dense, as :class:`torch.nn.Embedding`'s are: any optimiser, DDP and torch.compile take
-    them. :func:`fastcross.optim.configure` makes them sparse, since its step reads only their rows: it then costs the
-    same whatever the tables' height. ``fastcross/ops/embedding.py`` says what a sparse gradient looks like.
+    The tables have dense gradients, like :class:`torch.nn.Embedding`, for any optimiser, DDP and torch.compile.
+    :func:`fastcross.optim.configure` makes them sparse: its step reads only the rows of the batch, so its cost does not
+    depend on the tables' number of rows. ``fastcross/ops/embedding.py`` describes sparse gradients.
 
-    On a GPU, wrong ids make x0 NaN and are recorded; :meth:`raise_faults` raises what the CPU would have raised.
+    On a GPU, an id out of range makes x0 NaN and is recorded; :meth:`raise_faults` raises the error.
 
-    Initialisation: N(0, 1/n_e) for a table of n_e columns, so that every feature enters the dots x0ᵀw_l with the same
-    weight, however wide its embedding is.
+    Initialisation: N(0, 1/n_e) for a table of n_e columns, so that every feature has the same weight in the dots
+    x0ᵀw_l, whatever its n_e.
 
     Args:
-        cardinalities: how many ids each single-valued feature has: 0 … cardinality - 1.
-        num_dense: how many dense features there are.
+        cardinalities: number of ids of each single-valued feature: 0 … cardinality - 1.
+        num_dense: number of dense features.
         embedding_dim: n_e, one for all or one per feature (bags last); None is the paper's 6 · cardinality^(1/4).
-        bag_cardinalities: how many ids each multi-valued feature has.
+        bag_cardinalities: number of ids of each multi-valued feature.
         bag_pooling: "mean" (Σ weight · row / Σ weight) or "sum" (Σ weight · row); a row without values gives 0.
-        sparse_gradients: True for sparse gradients, which SGD, Adagrad and SparseAdam take too.
-        backend: "auto" takes the CPU's or the GPU's kernels where they run, else PyTorch's operators, as "torch" does.
+        sparse_gradients: True for sparse gradients, which SGD, Adagrad and SparseAdam accept too.
+        backend: "auto" uses the kernels of the tensors' device if they can run, otherwise PyTorch's operators; "torch"
+            uses PyTorch's operators.
     """
 
-    # See kernels/embedding.py. It tells what this very layer met, so it is no buffer: those are averaged, broadcast,
-    # cast, copied and left empty with the model's weights.
+    # See kernels/embedding.py. The record belongs to this layer object, so it is not a buffer: buffers are averaged,
+    # broadcast, cast, copied and left uninitialised together with the model's weights.
     faults: Tensor
 
     def __init__(
@@ -82,17 +83,17 @@ class EmbeddingStack(nn.Module):
             nn.init.normal_(table, std=table.shape[1] ** -0.5)
 
     def raise_faults(self) -> None:
-        """Raises if a GPU met a wrong id or offset since the last call: ValueError, as on the CPU.
+        """Raises ValueError if a GPU found an id or offset out of range since the last call, as a CPU does at once.
 
-        Named is that of the least row, whichever batch it was in, of the first feature that had one; the others are
-        forgotten. Waits for the device. Ids beyond 32 bits are named by their bound.
+        The message names the lowest such row, of any batch since then, of the first such feature. The record is then
+        cleared. This synchronises with the device. Ids beyond 32 bits are named by their bound.
         """
         raise_faults(self.faults, self.num_single, self.cardinalities)
 
     def _new_faults(self) -> Tensor:
-        """Nothing recorded, where the tables are."""
+        """An empty record, on the tables' device."""
         place = self.tables[0].device if len(self.tables) else None
-        with torch.inference_mode(False):  # what is made within that mode could only be written to within it
+        with torch.inference_mode(False):  # tensors made in that mode can be written to only in it
             return new_faults(self.num_single, len(self.cardinalities) - self.num_single, place)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
@@ -101,14 +102,14 @@ class EmbeddingStack(nn.Module):
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy or a pickle, which has met nothing yet; one from before there was a record gets one, too."""
+        """For copies and pickles: they start with an empty record, also those of older versions."""
         super().__setstate__(state)
-        self._buffers.pop("faults", None)  # of when it was a buffer
+        self._buffers.pop("faults", None)  # a buffer in older versions
         self._non_persistent_buffers_set.discard("faults")
         self.faults = self._new_faults()
 
     def load_pretrained(self, feature: int, weight: Tensor) -> None:
-        """Copies (cardinality, n_e) into a feature's table; ``tables[feature].requires_grad_(False)`` fixes them."""
+        """Copies ``weight`` (cardinality, n_e) to a feature's table; ``tables[feature].requires_grad_(False)`` freezes it."""
         if weight.shape != self.tables[feature].shape:
             raise ValueError(
                 f"feature {feature} needs a weight of {tuple(self.tables[feature].shape)}; got {tuple(weight.shape)}"
@@ -117,7 +118,7 @@ class EmbeddingStack(nn.Module):
             self.tables[feature].copy_(weight)
 
     def columns(self) -> list[slice]:
-        """Where each feature lies in x0: the embeddings, then each dense feature."""
+        """The columns of x0 of each feature: the embeddings, then each dense feature."""
         widths = (*self.dims, *(1,) * self.num_dense)
         return [slice(sum(widths[:i]), sum(widths[: i + 1])) for i in range(len(widths))]
 
@@ -136,12 +137,12 @@ class EmbeddingStack(nn.Module):
         )
 
     def check(self, dense: Tensor, categorical: Tensor, bags: Sequence[Bag]) -> None:
-        """Raises where a batch is none, or has not this layer's features."""
+        """Raises if the tensors are not a batch with this layer's features."""
         check_batch(dense, categorical, bags)
         self._check_features(dense, categorical, bags)
 
     def _check_features(self, dense: Tensor, categorical: Tensor, bags: Bags) -> None:
-        """Raises where the features are not as many as this layer's; embedding_stack checks all else."""
+        """Raises if the number of features differs from this layer's; embedding_stack checks the rest."""
         for name, t, count in (("dense", dense, self.num_dense), ("categorical", categorical, self.num_single)):
             if isinstance(t, Tensor) and (t.dim() != 2 or t.shape[1] != count):
                 raise ValueError(f"{name} must be (B, {count}); got {tuple(t.shape)}")
@@ -153,7 +154,7 @@ class EmbeddingStack(nn.Module):
 
 
 def _move_faults(stack: EmbeddingStack, *_: Any) -> None:
-    """To where the tables are now. What is there already stays, for a CUDA graph may write to it."""
+    """Move the record to the tables' device. One that is there already stays, because a CUDA graph may write to it."""
     before, after = stack.faults, stack._new_faults()
     if before.device != after.device:
         stack.faults = after if before.is_meta or after.is_meta else after.copy_(before)

@@ -1,6 +1,6 @@
-"""The cross layers of other packages: where their classes are, what they compute, where their parameters lie.
+"""The cross layers of other packages: the paths of their classes, their formulas, and their parameters.
 
-A new one is one entry of PEERS. Nothing of the packages is imported.
+A new one is one entry of PEERS. The packages are not imported.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,16 +16,16 @@ from fastcross.ops.multiplicative import cross_gated, cross_low_rank, cross_matr
 
 @dataclass(frozen=True)
 class Formula:
-    """What a cross layer computes.
+    """The formula of a cross layer.
 
     Args:
         text: the formula.
-        operator: ours, called with x0, the parameters under the names in ``shapes``, and ``options``.
-        shapes: of the operator's parameters, all layers in one, in symbols: a symbol is one number everywhere, and a
+        operator: fastcross's, called with x0, the parameters under the names in ``shapes``, and ``options``.
+        shapes: of the operator's parameters, stacked over layers, in symbols. A symbol is the same number everywhere; a
             digit is itself.
-        options: what else the operator is called with.
+        options: further arguments of the operator.
         autocast: whether the operator is as accurate as the packages under autocast. They add half-precision products
-            to x_l in float32; the operators of DCN-V2's family keep x_l in half precision, too.
+            to x_l in float32; the operators of DCN-V2's family keep x_l in half precision.
     """
 
     text: str
@@ -38,7 +38,7 @@ class Formula:
         return self.operator(x0, **parameters, **self.options, backend=backend)
 
     def sizes(self, parameters: Mapping[str, Tensor]) -> dict[str, int]:
-        """The number for each symbol; ValueError where the parameters have other shapes."""
+        """The number for each symbol; ValueError if the parameters have other shapes."""
         found: dict[str, int] = {}
         for name, symbols in self.shapes.items():
             numbers = parameters[name].shape
@@ -53,7 +53,7 @@ class Formula:
 
 
 def mixture(activation: str | None, *, gate: bool = True, gate_bias: bool = False) -> Formula:
-    """Of experts; without a gate there is one."""
+    """The formula of a mixture; without a gate there is one expert."""
     experts = "K" if gate else "1"
     shapes = {"u": f"L{experts}dr", "c": f"L{experts}rr", "v": f"L{experts}rd", "bias": "Ld"}
     shapes |= ({"gate": "Kd"} if gate else {}) | ({"gate_bias": "K"} if gate_bias else {})
@@ -75,15 +75,15 @@ class Peer:
     """A class of another package.
 
     Args:
-        path: where it is defined, ``package.module.Class``; a copy of the package within another is known, too.
-        formula: what it computes.
-        keys: for each parameter of the formula its keys in a state_dict: ``{}`` stands for the index of the first
-            dimension, and a key without it holds all in one; ``.mT`` at the end transposes what is kept.
+        path: its path, ``package.module.Class``; a copy of the package within another one is recognised too.
+        formula: its formula.
+        keys: for each parameter of the formula its keys in a state_dict. ``{}`` stands for the index of the first
+            dimension; a key without it holds all layers. ``.mT`` at the end transposes the stored tensor.
         method: the method that computes it.
         leading_dimensions: whether it takes (..., d); otherwise (B, d) only.
-        prepare: what the method does with its input first.
-        finish: what the method does last, given the module and x_L.
-        head: state_dict keys of what ``finish`` reads.
+        prepare: the method's first step, on its input.
+        finish: the method's last step, given the module and x_L.
+        head: state_dict keys of the parameters that ``finish`` reads.
     """
 
     path: str
@@ -107,11 +107,11 @@ class Peer:
         return [key.format(index) for index in range(count)] if "{}" in key else [key]
 
     def parameters(self, module: nn.Module) -> dict[str, Tensor]:
-        """The formula's parameters: views where the package keeps one tensor, else stacked, differentiably."""
+        """The formula's parameters: views of the package's tensor, or its tensors stacked, differentiably."""
         return {name: self._stack(name, _tensors(module, key)) for name, key in self.keys.items()}
 
     def stacked(self, tensors: Mapping[str, Tensor | list[Tensor]]) -> dict[str, Tensor]:
-        """All layers in one; a vector may be (d,), (d, 1) or (1, d) in the package, and a number (1,)."""
+        """Parameters stacked over layers. In the package a vector may be (d,), (d, 1) or (1, d), and a number (1,)."""
         return {name: self._stack(name, value) for name, value in tensors.items()}
 
     def _stack(self, name: str, tensors: Tensor | list[Tensor]) -> Tensor:
@@ -134,7 +134,7 @@ def _tensors(module: nn.Module, key: str) -> Tensor | list[Tensor]:
 
 
 def _teacher(module: Any, y: Tensor) -> Tensor:
-    """KD_DAGFM reads its teacher's logits there."""
+    """Store the logits where KD_DAGFM reads its teacher's."""
     module.logits = module.linear(y)
     module.outputs = torch.sigmoid(module.logits)
     return module.outputs
@@ -147,7 +147,7 @@ _TORCHREC = "torchrec.modules.crossnet"
 _TZREC = "tzrec.modules.interaction"
 _MIX = {"u": "U_list.{}", "c": "C_list.{}", "v": "V_list.{}.mT", "bias": "bias.{}", "gate": "gating.{}.weight"}
 
-# Of the entries for one class that is meant whose shapes the module has and whose formula it computes.
+# If a class has several entries, the one with the module's shapes and formula applies.
 PEERS: tuple[Peer, ...] = (
     # DeepCTR-Torch: kernels are (L, d, 1), or (L, d, d) in the same class; V is kept as (L, K, d, r).
     Peer(f"{_DEEPCTR}.CrossNet", VECTOR, {"weight": "kernels", "bias": "bias"}, leading_dimensions=False),
@@ -233,7 +233,7 @@ PEERS: tuple[Peer, ...] = (
     ),
 )
 
-# What looks like a cross layer and is no entry above. The first match says what it is.
+# Classes that look like a cross layer and are not in PEERS. The first match gives the reason.
 LOOKS_LIKE = (
     (r"CrossInteraction$", "x0 (x·w) + b without x: two operators of PyTorch, nothing to gain"),
     (r"(Exponential|Linear)CrossNetwork$", "FCN: dropout between the layers, and a head"),

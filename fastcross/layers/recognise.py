@@ -1,11 +1,10 @@
-"""Which modules are cross layers of a package that fastcross knows, and the proof that they compute what is known.
+"""Which modules are cross layers of a package that fastcross knows, with a test that they compute the known formula.
 
-A module is known by the path of its class, by its registered parameters and by a proof: its own code is run once on
-random numbers in float64. What runs is not the module but its skeleton: a fresh object of the same class, with fresh
-parameters under the same names and copies of its plain attributes. Everything else that the module holds (buffers,
-other modules, hooks, other objects) is absent, and code that asks for it fails; PyTorch's own activations have no
-state, and are there. So nothing that runs here can reach the module or what it refers to, layers that share a module or
-a parameter stay as they are, and whatever is left is bit for bit what it was.
+A module is recognised by the path of its class, by its registered parameters, and by a test: its own code runs once on
+random numbers in float64. The code runs on a skeleton of the module: a new object of the same class, with new
+parameters under the same names and copies of its plain attributes. Everything else of the module (buffers, other
+modules, hooks, other objects) is absent, and code that uses it fails. PyTorch's activations, which have no state, are
+present. So the test cannot change the module, or anything that it refers to or shares.
 """
 
 import re
@@ -28,13 +27,13 @@ def class_path(cls: type) -> str:
 
 
 def peers_of(cls: type) -> list[Peer]:
-    """What fastcross knows of a class itself, not of those that it is derived from."""
+    """The entries for a class itself, without its base classes."""
     path = f".{class_path(cls)}"
     return [peer for peer in PEERS if path.endswith(f".{peer.path}")]
 
 
 def recognise(module: nn.Module) -> Peer | str | None:
-    """The peer that ``module`` is; why not, if it only looks like one; None for anything else."""
+    """The module's entry in PEERS; the reason if it only looks like a cross network; None for other modules."""
     if isinstance(module, torch.jit.ScriptModule):
         looks_like = any(re.search(pattern, f".{module.original_name}") for pattern, _ in LOOKS_LIKE)
         return "compiled to TorchScript, which fixes its code; swap before scripting" if looks_like else None
@@ -50,7 +49,7 @@ def recognise(module: nn.Module) -> Peer | str | None:
 
 
 def cross_parameters(module: nn.Module, formula: Formula) -> dict[str, Tensor]:
-    """The parameters of another package's cross layers; TypeError if they are none that are known with this formula."""
+    """The parameters of another package's cross layers; TypeError if they are not known with this formula."""
     peer = recognise(module)
     if isinstance(peer, Peer) and peer.formula is formula:
         return peer.parameters(module)
@@ -60,12 +59,12 @@ def cross_parameters(module: nn.Module, formula: Formula) -> dict[str, Tensor]:
 
 
 def cross_sizes(module: nn.Module, peer: Peer) -> dict[str, int]:
-    """The number for each symbol of the formula's shapes, wherever the parameters are: sharded over processes, too."""
+    """The number for each symbol of the formula's shapes, also for parameters that are sharded over processes."""
     return peer.formula.sizes(peer.stacked({name: _on_meta(module, key) for name, key in peer.keys.items()}))
 
 
 def _own_classes(module: nn.Module) -> list[type]:
-    """The classes of a module; of a swapped one those that it had before."""
+    """The classes of a module; for a swapped one, its classes before the swap."""
     return [cls for cls in type(module).__mro__ if "peer_class" not in vars(cls)]
 
 
@@ -88,7 +87,7 @@ def _reason_to_leave(module: nn.Module, cls: type, peer: Peer) -> str | None:
 
 
 def _misfit(module: nn.Module, peer: Peer) -> str | None:
-    """Why the module's parameters are not the peer's."""
+    """Why the module's parameters differ from the entry's; None if they agree."""
     try:
         cross_sizes(module, peer)
     except ValueError as error:
@@ -136,13 +135,13 @@ def _hooks_on_parts(module: nn.Module, peer: Peer) -> bool:
 
 
 def _difference(module: nn.Module, cls: type, peer: Peer, sizes: dict[str, int]) -> str | None:
-    """Why the module's own code is not the formula: another version of a package may compute something else."""
+    """Why the module's code differs from the formula, as in another version of a package; None if it agrees."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
         return torch.randn(shape, dtype=torch.float64, generator=generator, device="cpu")
 
-    # A default device, autocast or a gradient mode of the caller must not decide; nor may its random state change.
+    # The caller's default device, autocast and gradient mode must not matter, and its random state must not change.
     with torch.device("cpu"), torch.autocast("cpu", enabled=False), torch.no_grad(), torch.random.fork_rng(devices=()):
         shapes = {name: [sizes.get(s) or int(s) for s in symbols] for name, symbols in peer.formula.shapes.items()}
         # Sums of about 1: an activation bends them.
@@ -164,7 +163,7 @@ def _difference(module: nn.Module, cls: type, peer: Peer, sizes: dict[str, int])
                 error = ((theirs - expected).abs().max() / expected.abs().max()).item()
                 if not error < 1e-9:
                     return f"it does not compute {peer.formula.text}: off by {error:.2g} on a small input"
-        except Exception as failure:  # whatever another package's code may raise
+        except Exception as failure:  # another package's code may raise anything
             return f"its own code failed on a small input: {type(failure).__name__}: {failure}"
     return None
 
@@ -184,7 +183,7 @@ def _registered(module: nn.Module, name: str) -> Tensor:
 
 
 class _Absent:
-    """Stands for what the module holds and the cross network must not need: any use of it raises."""
+    """Replaces an attribute that the cross network must not need: any use of it raises."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -196,7 +195,7 @@ class _Absent:
 
 
 def _skeleton(module: nn.Module, values: dict[str, Tensor], training: bool) -> Any:
-    """A new module of the same class that has ``values``, by dotted name, and the plain attributes; nothing else."""
+    """A new module of the same class with only ``values``, by dotted name, and the plain attributes."""
     cls = _own_classes(module)[0]
     skeleton: Any = object.__new__(cls)
     nn.Module.__init__(skeleton)
@@ -219,7 +218,7 @@ def _skeleton(module: nn.Module, values: dict[str, Tensor], training: bool) -> A
 
 
 def _plain(value: Any, name: str) -> Any:
-    """A copy of a plain value; anything else might be changed, or decide what is computed, and is absent."""
+    """A copy of a plain value. Any other value could be changed, or change the result, and is absent."""
     if type(value) in _PLAIN or any(value is function for function in _ACTIVATIONS):
         return value
     if type(value) in (list, tuple, set):
