@@ -1,12 +1,11 @@
-"""Beyond one machine: TorchRec shards the embedding tables, DDP replicates the rest, torchrun restarts what dies.
-
+"""Several processes: TorchRec shards the embedding tables, DDP replicates the rest, torchrun restarts processes.
 Here is what asks for several processes, and starting those of one machine, as `torchrun -m fastcross train` would do.
 
 process_group rank, device, collectives; who prints when something fails
 sharding      an experiment's processes, and the run folder that all of them write
 model         a DCN from meta tensors to a sharded model, batch normalisation over all ranks, and the optimiser
 tables        the embedding and stacking layer on TorchRec's tables, how they are divided, who looks their rows up
-internals     what TorchRec and PyTorch keep private
+internals     private interfaces of TorchRec and PyTorch
 """
 
 import logging
@@ -19,12 +18,12 @@ def under_torchrun() -> bool:
 
 
 def restarts() -> int:
-    """How often torchrun has started these workers anew after one of them died."""
+    """How often torchrun has restarted these workers."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
 
 
 def max_restarts() -> int:
-    """How often torchrun would start them anew."""
+    """How often torchrun may restart the workers."""
     return int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", 0))
 
 
@@ -34,7 +33,7 @@ def launch(argv: Sequence[str], processes: int, max_restarts: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    # Processes that share a machine share its cores.
+    # The processes of a machine share its cores.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     elastic = logging.getLogger("torch.distributed.elastic")
     level = elastic.level

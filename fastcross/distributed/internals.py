@@ -1,8 +1,8 @@
-"""Every private interface of TorchRec and of PyTorch's sharded tensors that fastcross stands on, each in one place.
+"""Every private interface of TorchRec and of PyTorch's sharded tensors that fastcross uses.
 
-TorchRec shows neither the kernels that look rows up nor a way to give it others, and PyTorch keeps the sharded tensors
-that TorchRec hands out under a private name. Each entry here falls back on something public, or says what is missing;
-tests/distributed/test_internals.py has a canary for each.
+TorchRec has no public access to the kernels that look up rows, or a way to replace them. PyTorch has the sharded
+tensors that TorchRec returns under a private name. Each function here falls back on a public interface or names what is
+missing. tests/distributed/test_internals.py tests each.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ def lookup_kernels(collection: Any) -> Iterator[tuple[Any, nn.Module]]:
 
 
 def replace_operator(kernel: Any, operator: nn.Module) -> None:
-    """Let ``kernel`` look up rows by another operator."""
+    """Make ``kernel`` look up rows with another operator."""
     kernel._emb_module = operator
     if kernel.emb_module is not operator:
         raise RuntimeError(_changed(f"a {type(kernel).__name__} that keeps its operator elsewhere"))

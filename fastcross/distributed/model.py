@@ -32,8 +32,8 @@ from fastcross.models.dcn import DCN
 from fastcross.optim import Optimizer, RowAdam, RowSGD, gradients, scale_gradients
 from fastcross.training.config import TrainingConfig
 
-TABLES = "embedding.tables"  # their names in a DCN's state
-LAYERS = ("cross", "deep", "logits")  # the rest of it, in the order in which it is drawn; a DNN has no cross
+TABLES = "embedding.tables"  # their prefix in a DCN's state
+LAYERS = ("cross", "deep", "logits")  # the other layers, in the order of initialisation; a DNN has no cross
 CHUNK = 1 << 16  # rows of a table that are drawn at once; a multiple of 16, see _draw
 
 
@@ -65,7 +65,7 @@ class ShardedDCN(DistributedModelParallel):
         return self.module.loss(logits, label, weight)
 
     def tables(self) -> list[ShardedTensor]:
-        """As TorchRec holds them, as wide as fbgemm wants them."""
+        """TorchRec's tensors of the tables, with fbgemm's padded widths."""
         state = self.module.embedding.state_dict()
         return [state[f"collection.embedding_bags.{table_name(k)}.weight"] for k in range(len(self.dims))]
 
@@ -79,14 +79,14 @@ class ShardedDCN(DistributedModelParallel):
         return tables | layers
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        """The layers; the tables were read in place, into the shards that :meth:`state_dict` showed."""
+        """Loads the layers. The tables were read in place, into the shards that :meth:`state_dict` returned."""
         for name in self.layers:
             own = {key.removeprefix(f"{name}."): v for key, v in state_dict.items() if key.startswith(f"{name}.")}
             getattr(self.module, name).load_state_dict(own)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw what a DCN on one machine would draw from the same seed, whatever the number of ranks."""
+        """Draw the parameters that a DCN on one machine draws from the same seed, for any number of ranks."""
         for table, dim in zip(self.tables(), self.dims, strict=True):
             _draw(table, dim)
         for name in self.layers:
@@ -96,9 +96,9 @@ class ShardedDCN(DistributedModelParallel):
 
 
 def _draw(table: ShardedTensor, dim: int) -> None:
-    """N(0, 1/n_e), drawn from PyTorch's generator as for one whole table, of which this rank keeps its shards.
+    """N(0, 1/n_e), drawn from PyTorch's generator as for a whole table. This rank keeps its shards of it.
 
-    PyTorch draws 16 numbers at a time (and the last 16 anew): pieces of a multiple of 16 are the same numbers.
+    PyTorch draws 16 numbers at a time (and the last 16 again), so chunks of a multiple of 16 give the same numbers.
     """
     shards = [(shard.tensor, shard.metadata.shard_offsets) for shard in table.local_shards()]
     for tensor, _ in shards:
@@ -122,7 +122,7 @@ class GlobalBatchNorm(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        # μ and Σ(x - μ)² of each rank, joined: sums of squares themselves would cancel in float32.
+        # μ and Σ(x - μ)² of each rank, combined: plain sums of squares would cancel in float32.
         rows = torch.full((1, x.shape[1]), float(x.shape[0]), device=x.device)
         detached = x.detach().float()
         mean = detached.mean(0, keepdim=True).nan_to_num()  # a rank without rows has weight 0
@@ -139,7 +139,7 @@ class GlobalBatchNorm(nn.BatchNorm1d):
 
     @torch.no_grad()
     def _count(self, mu: Tensor, variance: Tensor, total: Tensor) -> None:
-        """The running statistics, of which the variance is the unbiased one, as BatchNorm1d keeps them."""
+        """Update the running statistics like BatchNorm1d, with the unbiased variance."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -179,7 +179,7 @@ def _synchronise(model: nn.Module) -> None:
 
 
 class ShardedOptimizer(Optimizer):
-    """The parts of a sharded model's optimiser as one."""
+    """The optimisers of a sharded model's parts, as one."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer], processes: ProcessGroup) -> None:
         super().__init__(parts)
@@ -190,9 +190,9 @@ class ShardedOptimizer(Optimizer):
 
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """Over the layers, whose gradients are the same on every rank, and the rows of all ranks.
+        """Clips by the norm over the layers, whose gradients are equal on all ranks, and the rows of all ranks.
 
-        Not over rows that fbgemm has updated within the backward pass, before the norm could be known.
+        Rows that fbgemm has updated within the backward pass are not included: the norm was not known then.
         """
         layers, *rows = [gradients(p for group in part.param_groups for p in group["params"]) for part in self.parts]
         norm = nn.utils.get_total_norm(layers)
@@ -210,7 +210,7 @@ class ShardedRows(torch.optim.Optimizer):
     def __init__(
         self, shards: Sequence[TableShard], tables: Sequence[ShardedTensor], dims: Sequence[int], lr: float, name: str
     ) -> None:
-        # A rank without shards has an empty parameter, for an optimiser wants one.
+        # A rank without shards has an empty parameter, because an optimiser needs one.
         weights = [shard.weight for shard in shards] or [nn.Parameter(torch.empty(0, 1))]
         super().__init__(weights, {"lr": lr})
         self.rows = RowAdam(weights, lr=lr) if name == "adam" else RowSGD(weights, lr=lr)
@@ -236,14 +236,14 @@ class ShardedRows(torch.optim.Optimizer):
         return {"state": state, "param_groups": [_options(self.param_groups[0], self.dims)]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """The moments were read in place, into the tensors that :meth:`state_dict` showed."""
+        """Does nothing to the moments: they were read in place, into the tensors that :meth:`state_dict` returned."""
         self.param_groups[0].update({k: v for k, v in state_dict["param_groups"][0].items() if k != "params"})
 
 
 class FusedRows(torch.optim.Optimizer):
-    """Gives fbgemm, which updates the rows within the backward pass, its rate, and shows its state.
+    """Sets the learning rate of fbgemm, which updates the rows within the backward pass, and returns its state.
 
-    Adam is fbgemm's own: lazy like RowAdam, its bias correction counts all steps too.
+    Adam is fbgemm's: lazy like RowAdam, and its bias correction counts all steps too.
     """
 
     def __init__(self, fused: Any, dims: Sequence[int], lr: float, name: str) -> None:
@@ -277,7 +277,7 @@ class FusedRows(torch.optim.Optimizer):
 
 
 def _options(group: dict[str, Any], dims: Sequence[int]) -> dict[str, Any]:
-    """A parameter group as PyTorch writes it for a model with all the tables: with their numbers."""
+    """A parameter group in PyTorch's format, for a model with all the tables, by their numbers."""
     return {name: value for name, value in group.items() if name != "params"} | {"params": list(range(len(dims)))}
 
 
@@ -286,12 +286,12 @@ def shard(
 ) -> tuple[Any, ShardedOptimizer]:
     """Shard ``model``, which is on the meta device, initialise it, and make its optimiser.
 
-    The weights depend on the configuration's seed alone; each rank then draws its own dropout.
+    The weights depend only on the configuration's seed. Each rank draws its own dropout masks.
 
     Args:
-        sharding: "table", "row" or "column"; "auto" lets TorchRec's planner choose for each table.
-        embedding: "fbgemm" updates the tables within the backward pass, "fastcross" after it, by its own kernels;
-            "auto" takes fbgemm where it has the optimiser for the device.
+        sharding: "table", "row" or "column"; with "auto" TorchRec's planner chooses for each table.
+        embedding: "fbgemm" updates the tables within the backward pass, "fastcross" after it, with its own kernels;
+            "auto" uses fbgemm if it has the optimiser for the device.
     """
     optimizer, lr, seed = config.optimizer, config.lr, config.seed
     rows = -(-config.batch_size // processes.size)
@@ -325,5 +325,5 @@ def shard(
 
 
 def has_fused(optimizer: str, device: torch.device) -> bool:
-    """Whether fbgemm can update rows within the backward pass: its CPU build has no Adam."""
+    """Whether fbgemm has this optimiser for the device: its CPU build has no Adam."""
     return optimizer == "sgd" or device.type == "cuda"

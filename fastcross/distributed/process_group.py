@@ -18,11 +18,11 @@ from fastcross.distributed import restarts, under_torchrun
 from fastcross.training.step import Processes
 
 Group = TypeVar("Group", bound="ProcessGroup")
-TIMEOUT = timedelta(minutes=10)  # a rank that has waited so long for another gives up
+TIMEOUT = timedelta(minutes=10)  # the longest that a rank waits for another
 
 
 class ProcessGroup(Processes):
-    """The ranks of a process group: gloo between CPUs, NCCL between GPUs (and gloo beside it, for numbers)."""
+    """The ranks of a process group: gloo between CPUs, NCCL between GPUs (with gloo for numbers on the host)."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.rank, self.size = device, dist.get_rank(), dist.get_world_size()
@@ -53,7 +53,7 @@ class ProcessGroup(Processes):
         sizes = [torch.zeros((), dtype=torch.int64) for _ in range(self.size)]
         dist.all_gather(sizes, torch.tensor(len(rows)))
         height = int(max(sizes))
-        # Collectives want equal shapes: filled up with zeros, which are cut off again.
+        # Collectives need equal shapes: pad with zeros, and remove them afterwards.
         padded = torch.cat((rows, rows.new_zeros((height - len(rows), *rows.shape[1:]))))
         found = [torch.empty_like(padded) for _ in sizes]
         dist.all_gather(found, padded)
@@ -73,10 +73,10 @@ class ProcessGroup(Processes):
 
 @contextlib.contextmanager
 def start(device: torch.device, kind: type[Group] = ProcessGroup) -> Iterator[Group]:  # type: ignore[assignment]
-    """Join the processes that torchrun started; without torchrun, be the only one.
+    """Join the processes that torchrun started. Without torchrun, be the only one.
 
-    An error inside ends all of them: the first rank to fail says why, for all, and the others leave without a word.
-    A rank that fails exits, which breaks the connections that the others wait on, so that none of them hangs.
+    An error in the block ends all processes. The first rank to fail prints the reason, the others exit silently. A rank
+    that fails exits, which breaks the connections that the others wait on, so that none of them hangs.
     """
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     if device.type == "cuda":
@@ -85,7 +85,7 @@ def start(device: torch.device, kind: type[Group] = ProcessGroup) -> Iterator[Gr
     rank, size = 0, 1
     if under_torchrun():
         store, rank, size = next(dist.rendezvous("env://", timeout=TIMEOUT))
-        # torchrun's store outlives its workers: those that it starts anew must not find the addresses of the dead.
+        # torchrun's store outlives its workers: restarted workers must not find the addresses of dead ones.
         store = dist.PrefixStore(f"attempt-{restarts()}", store)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     processes = kind(device)
@@ -109,7 +109,7 @@ def start(device: torch.device, kind: type[Group] = ProcessGroup) -> Iterator[Gr
 
 @contextlib.contextmanager
 def _exiting_on_sigterm() -> Iterator[None]:
-    """torchrun ends the other ranks by SIGTERM when one has failed: they exit, and so clean up behind them."""
+    """torchrun ends the other ranks by SIGTERM when one has failed: they exit, and clean up."""
     try:
         previous = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     except ValueError:  # not the main thread, where Python allows no handlers
@@ -122,7 +122,7 @@ def _exiting_on_sigterm() -> Iterator[None]:
 
 
 class RankError(RuntimeError):
-    """What a rank failed with, for all of them."""
+    """The error of one rank, for all ranks."""
 
     def __init__(self, rank: int, error: Exception) -> None:
         reason = str(error) or type(error).__name__
@@ -132,14 +132,14 @@ class RankError(RuntimeError):
 
 
 def local_device(name: str) -> torch.device:
-    """The device of this rank: its own GPU among those of the machine, or the CPU."""
+    """The device of this rank: one of the machine's GPUs, or the CPU."""
     if name == "cuda" or (name == "auto" and torch.cuda.is_available()):
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     return torch.device("cpu" if name == "auto" else name)
 
 
 def _first_to_fail(store: dist.Store, rank: int) -> bool:
-    """Asked of the store, not of the other ranks: they may be anywhere, or dead."""
+    """Whether this rank is the first to fail, by torchrun's store: the other ranks may be dead."""
     try:
         return store.compare_set("fastcross/failed", "", str(rank)) == str(rank).encode()
     except Exception:  # the store died with another rank, which then had no time to say anything

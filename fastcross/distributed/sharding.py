@@ -1,8 +1,8 @@
-"""A sharded experiment: its processes, and the run folder that all of them write through torch.distributed.checkpoint.
+"""A sharded experiment: its processes, and the run folder that all of them write, with torch.distributed.checkpoint.
 
-A checkpoint is written under another name and renamed when all ranks have finished; the one before is then removed.
-It can be read by any number of ranks, and converted to the single-machine format and back, the same state bit for bit.
-training/checkpoint.py says what is in it.
+A checkpoint is written under a temporary name and renamed when all ranks have finished. Then the previous one is
+removed. Any number of ranks can read it. It converts to the single-machine format and back without changing a bit.
+training/checkpoint.py describes its files.
 """
 
 import contextlib
@@ -39,13 +39,13 @@ from fastcross.training.checkpoint import (
 from fastcross.training.config import TrainingConfig
 from fastcross.training.run_folder import History, Run, working_in
 
-# What a sharded checkpoint divides: the tables and, in the second part of the optimiser, the moments of their rows.
+# The sharded part of a checkpoint: the tables and, in the second part of the optimiser, the moments of their rows.
 SHARDED = re.compile(r"model\.embedding\.tables\.\d+|optimizer\.parts\.1\.state\.\d+\.\w+")
 OTHERS = ("result.json", "metrics.csv", "metrics.csv.checksum", "curves.png", "curves.png.checksum")
 
 
 class ShardedProcesses(ProcessGroup):
-    """Processes that divide the embedding tables of a model between them."""
+    """Processes among which a model's embedding tables are divided."""
 
     def place(
         self, model: Model, config: TrainingConfig, *, device: str, sharding: str | None, embedding: str
@@ -69,7 +69,7 @@ def join(device: str = "auto") -> Iterator[ShardedProcesses]:
 
 @contextlib.contextmanager
 def _without_advice() -> Iterator[None]:
-    """Silences TorchRec's advice to those who build on it, while it is in use; what concerns the user is raised."""
+    """Silences TorchRec's warnings to developers. Problems of the user are raised as errors."""
     loggers = [logging.getLogger(name) for name in ("torchrec", "torch.fx._symbolic_trace")]
     levels = [logger.level for logger in loggers]
     with warnings.catch_warnings():
@@ -85,7 +85,7 @@ def _without_advice() -> Iterator[None]:
 
 
 class ShardedRun(Run):
-    """A run folder whose checkpoints all ranks write and read together; rank 0 alone writes the rest."""
+    """A run folder whose checkpoints all ranks write and read together. Rank 0 writes all other files."""
 
     def __init__(self, path: Path | str, processes: ProcessGroup) -> None:
         super().__init__(path)
@@ -93,7 +93,7 @@ class ShardedRun(Run):
 
     def save(self, name: str, state: dict[str, Any]) -> None:
         target = self.path / f"{name}-{state['step']:08d}"
-        if self.processes.share(target.exists()):  # a step has but one state, wherever the run was resumed
+        if self.processes.share(target.exists()):  # a step has only one state, wherever the run was resumed
             return
         temporary = target.with_name(f".{target.name}.tmp")
         if self.processes.rank == 0:
@@ -134,7 +134,7 @@ class ShardedRun(Run):
             rank = self.processes.rank
             if len(generators) == self.processes.size:
                 state["rng"] = generators[rank]
-            elif rank:  # of another number of ranks: one that each of them has for itself
+            elif rank:  # written by another number of ranks: a new generator for this rank
                 state["rng"] = [torch.Generator().manual_seed(hash((state["step"], rank))).get_state()]
         return state
 
@@ -164,7 +164,7 @@ def _is_sharded(path: str, value: Any) -> bool:
 
 
 def _put(temporary: Path, target: Path) -> None:
-    """Rename a checkpoint that is whole, and remove the others of its name."""
+    """Rename a complete checkpoint, and remove the older ones of its name."""
     os.replace(temporary, target)
     with contextlib.suppress(OSError):
         folder = os.open(target.parent, os.O_RDONLY)

@@ -1,7 +1,7 @@
 """The embedding and stacking layer (section 2.1) on TorchRec's tables, and how they are divided between the ranks.
 
-fbgemm updates rows within the backward pass, but its CPU build knows no Adam. There the shards are looked up by an
-:class:`~fastcross.embedding.EmbeddingStack` instead, whose sparse gradients :class:`~fastcross.optim.RowAdam` takes.
+fbgemm updates rows within the backward pass, but its CPU build has no Adam. There an
+:class:`~fastcross.embedding.EmbeddingStack` looks up the shards, and :class:`~fastcross.optim.RowAdam` updates them.
 """
 
 import os
@@ -33,20 +33,20 @@ from fastcross.layers.embedding import EmbeddingStack
 from fastcross.ops.embedding import Bags, as_bags, check_ids, pooling_coefficients
 from fastcross.training.config import SHARDINGS
 
-WIDTH = 4  # fbgemm's tables are a multiple of this wide; the columns beyond n_e are 0 and stay so
+WIDTH = 4  # the widths of fbgemm's tables are multiples of this; columns beyond n_e stay 0
 
 
 class EmbeddingTables(nn.Module):
-    """Equations 1 and 2 as :class:`~fastcross.embedding.EmbeddingStack` has them, from a TorchRec collection.
+    """Equations 1 and 2, as in :class:`~fastcross.embedding.EmbeddingStack`, on a TorchRec collection.
 
     Args:
-        stack: what to stand in for; its tables may be on the meta device, for they are not read.
+        stack: the layer to replace; its tables are not read and may be on the meta device.
         processes: the ranks that share the tables.
     """
 
     def __init__(self, stack: EmbeddingStack, processes: ProcessGroup) -> None:
         super().__init__()
-        self._stack, self.processes = (stack,), processes  # in a tuple, so that its tables are no parameters of this
+        self._stack, self.processes = (stack,), processes  # in a tuple, so that its tables are not parameters here
         self.cardinalities, self.dims, self.out_features = stack.cardinalities, stack.dims, stack.out_features
         self.features = [f"f{k}" for k in range(len(stack.dims))]
         self.weighted = len(stack.dims) > stack.num_single
@@ -75,9 +75,9 @@ class EmbeddingTables(nn.Module):
         return torch.cat((*single, dense.to(single[0].dtype)), dim=1)
 
     def _jagged(self, categorical: Tensor, bags: list[Bag]) -> KeyedJaggedTensor:
-        """All features as TorchRec takes them: how many values each row has, feature by feature, and the values."""
+        """All features in TorchRec's format: the number of values of each row, feature by feature, and the values."""
         rows, k = categorical.shape
-        # A row-wise table sums over the ranks, which must then have as many rows: empty ones at the end.
+        # A row-wise table sums over the ranks, which needs equal numbers of rows: pad with empty rows.
         empty = self.processes.largest(rows) - rows
         lengths = [torch.ones_like(categorical.T), *(_lengths(bag).unsqueeze(0) for bag in bags)]
         weights = None
@@ -93,7 +93,7 @@ class EmbeddingTables(nn.Module):
 
 
 class Sharder(EmbeddingBagCollectionSharder):
-    """TorchRec's, which on a CPU does not offer row-wise tables by itself."""
+    """TorchRec's sharder, with row-wise tables on CPUs too."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         return sharding_types("auto")
@@ -106,12 +106,12 @@ def sharding_types(sharding: str) -> list[str]:
 
 
 def plan_sharding(module: nn.Module, tables: EmbeddingTables, sharding: str, rows: int) -> ShardingPlan:
-    """Which rank holds what, for batches of ``rows`` rows per rank; the same on every rank."""
+    """The plan of which rank holds what, for batches of ``rows`` rows per rank; equal on all ranks."""
     processes = tables.processes
     local = int(os.environ.get("LOCAL_WORLD_SIZE", processes.size))
     constraints = {}
     for k, (cardinality, dim) in enumerate(zip(tables.cardinalities, tables.dims, strict=True)):
-        # A table with fewer rows than there are ranks has none for some of them.
+        # A table with fewer rows than ranks leaves some ranks without rows.
         fits = cardinality >= processes.size
         constraints[table_name(k)] = ParameterConstraints(
             sharding_types=sharding_types(sharding if fits else "table"),
@@ -136,7 +136,7 @@ def plan_sharding(module: nn.Module, tables: EmbeddingTables, sharding: str, row
 
 
 def cut(table: ShardedTensor, dim: int) -> ShardedTensor:
-    """The first n_e columns of a table that was widened for fbgemm: the same memory, to be written and read."""
+    """A view of the first n_e columns of a table that was widened for fbgemm."""
     if table.size(1) == dim:
         return table
     whole = table.metadata()
@@ -148,7 +148,7 @@ def cut(table: ShardedTensor, dim: int) -> ShardedTensor:
     }
     metadata = ShardedTensorMetadata(list(narrow.values()), torch.Size((table.size(0), dim)), whole.tensor_properties)
     local = [(shard.tensor, narrow[shard.metadata]) for shard in table.local_shards() if shard.metadata in narrow]
-    # Made with tensors that are contiguous, as is asked for, though a checkpoint reads and writes any.
+    # The constructor requires contiguous tensors, although a checkpoint reads and writes any.
     empty = [Shard(tensor.new_empty(shard.shard_sizes), shard) for tensor, shard in local]
     found = sharded_tensor(empty, metadata)
     for shard, (tensor, _) in zip(found.local_shards(), local, strict=True):
@@ -177,7 +177,7 @@ class TableShard(NamedTuple):
 
 
 class StackLookup(nn.Module):
-    """Stands in for fbgemm's operator: the sums of rows, one group of columns for each shard, from the same memory."""
+    """Replaces fbgemm's operator: pooled rows, one group of columns per shard, from the same memory."""
 
     def __init__(self, fused: nn.Module) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class StackLookup(nn.Module):
         T = len(self.stack.tables)
         rows = (offsets.shape[0] - 1) // T
         nothing = torch.empty((rows, 0), device=indices.device)
-        if per_sample_weights is None and indices.shape[0] == T * rows:  # one value each, for only bags have more
+        if per_sample_weights is None and indices.shape[0] == T * rows:  # one value each: no bags
             return self.single(nothing, indices.view(T, rows).T.contiguous()).contiguous()
         bounds = offsets[::rows].tolist() if rows else [0] * (T + 1)
         bags = []
@@ -210,14 +210,14 @@ class StackLookup(nn.Module):
         return [table.detach() for table in self.stack.tables]
 
     def set_learning_rate(self, rate: float) -> None:
-        """TorchRec would set fbgemm's; here the optimiser has it."""
+        """Does nothing: TorchRec would set fbgemm's rate, but here the optimiser has it."""
 
     def flush(self) -> None:
-        """TorchRec writes fbgemm's caches back before it reads the tables; there are none here."""
+        """Does nothing: TorchRec calls it to write fbgemm's caches back, and there are none here."""
 
 
 def replace_lookups(collection: Any) -> list[TableShard]:
-    """Let EmbeddingStacks look up the rows of a ShardedEmbeddingBagCollection; returns its shards, for an optimiser."""
+    """Make EmbeddingStacks look up the rows of a ShardedEmbeddingBagCollection; returns its shards."""
     shards = []
     for kernel, operator in lookup_kernels(collection):
         stack_lookup = StackLookup(operator)

@@ -68,7 +68,8 @@ def swap(model: nn.Module, *, undo: bool = False, measure: Any = None) -> Report
         model: any module, also a cross network itself.
         undo: restore the modules' own code.
         measure: a batch for ``model(batch)``, or a tuple for ``model(*batch)``. The report then has the time of a
-            forward and backward pass before and after: the medians of 11 alternating rounds, on two copies of the model.
+            forward and backward pass before and after: the medians of 11 alternating rounds, on two copies of the
+            model.
 
     Returns:
         The modules that were swapped (or restored), and those that look like a cross network and were left.

@@ -109,7 +109,7 @@ class EmbeddingStack(nn.Module):
         self.faults = self._new_faults()
 
     def load_pretrained(self, feature: int, weight: Tensor) -> None:
-        """Copies ``weight`` (cardinality, n_e) to a feature's table; ``tables[feature].requires_grad_(False)`` freezes it."""
+        """Copies ``weight`` (cardinality, n_e) to a table; ``tables[feature].requires_grad_(False)`` freezes it."""
         if weight.shape != self.tables[feature].shape:
             raise ValueError(
                 f"feature {feature} needs a weight of {tuple(self.tables[feature].shape)}; got {tuple(weight.shape)}"

@@ -1,4 +1,4 @@
-"""What DCN and the models it is compared with share: the configuration, its features' embedding, the loss."""
+"""The base of all models: the configuration, the embedding of the features, the loss."""
 
 import inspect
 import math
@@ -21,9 +21,9 @@ AConfig = TypeVar("AConfig")
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """What every model is built from: the features, the outputs, the regularisation. Sequences are kept as tuples.
+    """The configuration of every model: features, outputs, regularisation. Sequences become tuples.
 
-    ``to_dict`` gives JSON's types, and ``Model.from_config`` takes them back.
+    ``to_dict`` returns JSON's types, and ``Model.from_config`` accepts them.
     """
 
     cardinalities: Sequence[int]  # ids of each single-valued categorical feature
@@ -33,8 +33,8 @@ class ModelConfig:
     bag_pooling: str = field(default="mean", kw_only=True)  # or "sum"
     num_outputs: int = field(default=1, kw_only=True)  # 1: click or not, or a quantity; C > 1: a class among C
     regression: bool = field(default=False, kw_only=True)  # the output is a quantity, learned by its squared error
-    label_mean: float = field(default=0.0, kw_only=True)  # of that quantity, and its standard deviation: the model
-    label_deviation: float = field(default=1.0, kw_only=True)  # learns how many deviations from the mean it lies
+    label_mean: float = field(default=0.0, kw_only=True)  # mean and standard deviation of a regression's label: the
+    label_deviation: float = field(default=1.0, kw_only=True)  # last layer predicts the standardised label
     l2: float = field(default=0.0, kw_only=True)  # λ
     sparse_gradients: bool = field(default=False, kw_only=True)  # of the embedding tables
     backend: str = field(default="auto", kw_only=True)
@@ -61,9 +61,9 @@ class ModelConfig:
 def takes_fields_of(
     config: Callable[Options, AConfig],
 ) -> Callable[[Callable[[AModel, AConfig], None]], Callable[Concatenate[AModel, Options], None]]:
-    """Makes ``__init__(self, config)`` one that takes the fields of a configuration, under their names.
+    """Turns ``__init__(self, config)`` into one with the fields of a configuration as parameters.
 
-    So an option is written down once, in the configuration, and editors and type checkers see it in the model.
+    So an option is declared once, in the configuration, and editors and type checkers see it in the model.
     """
 
     def decorate(init: Callable[[AModel, AConfig], None]) -> Callable[Concatenate[AModel, Options], None]:
@@ -96,13 +96,13 @@ class Model(nn.Module):
     def weights(self) -> Iterator[Tensor]:
         """The w_l of the regularisation term: every weight that multiplies features or hidden units.
 
-        Not biases, batch normalisation or embeddings: the paper's sum runs over the layers' w, and a term over whole
-        tables would make every step as expensive as they are high.
+        Biases, batch normalisation and embeddings are not included: the paper's sum runs over the layers' w, and a term
+        over whole tables would make the cost of a step grow with their number of rows.
         """
         raise NotImplementedError
 
     def regularization(self) -> Tensor:
-        """λ Σ_l ‖w_l‖², as large as it says: its gradient is 2 λ w."""
+        """λ Σ_l ‖w_l‖², without a factor ½: its gradient is 2 λ w."""
         if not self.config.l2:
             return torch.zeros((), device=next(self.parameters()).device)
         return self.config.l2 * torch.stack([weight.square().sum() for weight in self.weights()]).sum()
@@ -110,8 +110,8 @@ class Model(nn.Module):
     def loss(self, logits: Tensor, label: Tensor, weight: Tensor | None = None) -> Tensor:
         """Section 2.4: the mean log loss over the batch, and λ Σ_l ‖w_l‖².
 
-        For regression the mean of ((y - ŷ) / deviation of the label)². With (B,) weights the mean of w_i times the
-        loss of row i: whoever wants the loss in its usual size divides the weights by their mean first.
+        For regression: the mean of ((y - ŷ) / standard deviation of the label)². With weights (B,): the mean of w_i
+        times the loss of row i. Divide the weights by their mean first to keep the loss's scale.
         """
         for name, value in (("label", label), ("weight", weight)):
             if value is not None and value.shape != logits.shape[:1]:
@@ -129,11 +129,11 @@ class Model(nn.Module):
         return loss + self.regularization() if self.config.l2 else loss
 
     def unscaled(self, outputs: Tensor) -> Tensor:
-        """What the last layer said: for regression, in standard deviations of the label from its mean."""
+        """The last layer's output: for regression, the standardised label."""
         return (outputs - self.config.label_mean) / self.config.label_deviation if self.config.regression else outputs
 
     def _squeeze(self, z: Tensor) -> Tensor:
-        """(B, C) -> (B,) for one output; a quantity in its own unit."""
+        """(B, C) -> (B,) for one output; a regression's in the label's unit."""
         z = z.squeeze(1) if self.config.num_outputs == 1 else z
         if not self.config.regression:
             return z

@@ -1,6 +1,7 @@
 """The models that the paper compares DCN with (section 4.3), on the same features and with the same interface.
 
-LR and FM, which are linear in one-hot vectors or in pairs of them; DNN; Deep Crossing; and W&D, a DNN beside an LR.
+LR and FM, which are linear in one-hot vectors or in pairs of them; DNN; Deep Crossing; and W&D, the sum of a DNN and an
+LR.
 """
 
 import math
@@ -21,8 +22,8 @@ from fastcross.ops.embedding import Bags
 class OneHotConfig(ModelConfig):
     """For models that are linear in one-hot vectors: the dense features are discretised.
 
-    They arrive log-transformed, so that bins of equal width are bins on a log scale: ``⌊x / bin_width⌋``, counted from
-    ``-num_bins/2``. The outermost bins take what lies beyond them; a value that is not a number goes to the lowest.
+    They are log-transformed already, so bins of equal width are bins on a log scale: ``⌊x / bin_width⌋``, counted from
+    ``-num_bins/2``. The outermost bins include all values beyond them. NaN goes to the lowest bin.
     """
 
     bin_width: float = field(default=0.25, kw_only=True)
@@ -66,9 +67,9 @@ class OneHot(nn.Module):
 
 @dataclass(frozen=True)
 class WideConfig(OneHotConfig):
-    """Crosses beside the single features: tuples of positions among the categorical ones, as in ((0, 3), (1, 2, 5)).
+    """Crosses of features: tuples of positions among the categorical ones, as in ((0, 3), (1, 2, 5)).
 
-    A cross of at most ``cross_buckets`` combinations gets a weight for each; a larger one is hashed into that many.
+    A cross of at most ``cross_buckets`` combinations has a weight for each. A larger one is hashed into that many.
     """
 
     crosses: Sequence[Sequence[int]] = field(default=(), kw_only=True)
@@ -116,8 +117,8 @@ class Wide(OneHot):
 class LogisticRegression(Model):
     """LR: ``z = w₀ + Σ_i w_i[x_i]``, "the integer features discretised on a log scale", over features and crosses.
 
-    There are no embeddings to size, so ``embedding_dim`` has no effect. With l2 > 0 the tables themselves are
-    regularised, which makes their gradients dense.
+    There are no embeddings, so ``embedding_dim`` has no effect. With l2 > 0 the tables are regularised, which makes
+    their gradients dense.
     """
 
     Config = WideConfig
@@ -140,7 +141,7 @@ class FactorizationMachine(Model):
     """FM: ``z = w₀ + Σ_i w_i[x_i] + Σ_{i<j} v_i[x_i]ᵀ v_j[x_j]``, on LR's features.
 
     The pairs are summed as ½(‖Σ_i v_i‖² - Σ_i ‖v_i‖²). ``embedding_dim`` is the length of v, one for all features;
-    None is 10. With l2 > 0 the tables themselves are regularised, which makes their gradients dense.
+    None is 10. With l2 > 0 the tables are regularised, which makes their gradients dense.
     """
 
     Config = OneHotConfig
@@ -170,7 +171,7 @@ class FactorizationMachine(Model):
 
 @dataclass(frozen=True)
 class DNNConfig(DeepConfig):
-    """A DNN's choices: those of DCN's deep network."""
+    """The configuration of a DNN: that of DCN's deep network."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -200,7 +201,7 @@ class DNN(Model):
 
 @dataclass(frozen=True)
 class DeepCrossingConfig(ModelConfig):
-    """The residual units: how many, the size of their input, and that of their inner layer (the "cross dimension")."""
+    """The residual units: their number, the size of their input, and that of their inner layer ("cross dimension")."""
 
     residual_units: int = field(default=3, kw_only=True)
     input_dim: int = field(default=512, kw_only=True)
@@ -214,9 +215,9 @@ class DeepCrossingConfig(ModelConfig):
 
 
 class DeepCrossing(Model):
-    """DC: DCN's stacking layer, a ReLU layer to size the input, then residual units
+    """DC: DCN's stacking layer, a ReLU layer that sets the input's size, then residual units
 
-    ``h_{l+1} = ReLU(h_l + W_l' ReLU(W_l h_l + b_l) + b_l')``, and the logits of the last.
+    ``h_{l+1} = ReLU(h_l + W_l' ReLU(W_l h_l + b_l) + b_l')``, and the logits of the last one.
     """
 
     Config = DeepCrossingConfig
@@ -247,14 +248,13 @@ class DeepCrossing(Model):
 
 @dataclass(frozen=True)
 class WideDeepConfig(WideConfig, DNNConfig):
-    """The wide part's crosses, beside the choices of a DNN."""
+    """The configuration of a DNN, and the wide part's crosses."""
 
 
 class WideDeep(Model):
-    """W&D: a DNN and, added to its logits, a logistic regression on the raw features and on crosses given by the user.
+    """W&D: the sum of a DNN's logits and those of a logistic regression on the features and on given crosses.
 
-    The wide part's weights, though they lie in tables, are regularised like any w, and l2 > 0 makes their gradients
-    dense.
+    The wide part's weights are in tables, and l2 regularises them too. l2 > 0 makes their gradients dense.
     """
 
     Config = WideDeepConfig

@@ -49,7 +49,7 @@ class DCNConfig(DeepConfig):
     """DCN's own choices."""
 
     cross_layers: int = field(default=6, kw_only=True)  # L_c; 0: deep only, the paper's DNN
-    cross_type: str = field(default="vector", kw_only=True)  # the paper's; the others of CROSS_TYPES are DCN-V2's kin
+    cross_type: str = field(default="vector", kw_only=True)  # the paper's, or another of CROSS_TYPES
     rank: int | None = field(default=None, kw_only=True)  # r of "low_rank" and "mixture"; None: d/4, as DCN-V2 has it
     experts: int = field(default=4, kw_only=True)  # K of "mixture"
     structure: str = field(default="parallel", kw_only=True)  # or "stacked": the deep network reads x_L, not x0
@@ -74,23 +74,24 @@ class DCN(Model):
     """The Deep & Cross Network: ``p = σ([x_Lᵀ, h_Lᵀ] w_logits)`` (eq. 5).
 
     Args:
-        cardinalities: how many ids each single-valued categorical feature has.
-        num_dense: how many dense features there are.
-        embedding_dim: one for all features or one each (bags last); None is the paper's 6 · cardinality^(1/4).
-        bag_cardinalities: how many ids each multi-valued feature has.
+        cardinalities: number of ids of each single-valued categorical feature.
+        num_dense: number of dense features.
+        embedding_dim: size of the embeddings, one for all features or one each (bags last); None is the paper's
+            6 · cardinality^(1/4).
+        bag_cardinalities: number of ids of each multi-valued feature.
         bag_pooling: "mean" or "sum".
-        num_outputs: 1 for click or not; C for a class among C.
-        cross_layers: L_c; 0 leaves the deep network alone, the paper's DNN.
+        num_outputs: 1 for two classes (click or not); C for C classes.
+        cross_layers: L_c; 0 is the deep network only, the paper's DNN.
         cross_type: "vector" is the paper's cross network; "matrix", "low_rank" and "mixture" are DCN-V2's, "gated" is
             GDCN's, "fcn" FCN's linear one.
-        rank, experts: of the cross types that have them: r (None: d/4) and K.
+        rank, experts: r (None: d/4) and K of the cross types that have them.
         deep_layers: the deep network's sizes, also as "1024,1024" or "292x6"; () leaves the cross network alone.
-        structure: "parallel", or "stacked", where the deep network reads x_L instead of x0.
-        batch_norm: in the deep network, between W h and the ReLU.
-        dropout: after each ReLU.
+        structure: "parallel", or "stacked": the deep network reads x_L instead of x0.
+        batch_norm: batch normalisation in the deep network, between W h and the ReLU.
+        dropout: dropout after each ReLU of the deep network.
         logits_bias: whether the logits have a bias; eq. 5 has none.
         l2: λ, the weight of Σ_l ‖w_l‖² in the loss.
-        sparse_gradients: of the embedding tables; :func:`fastcross.optim.configure` makes them sparse by itself.
+        sparse_gradients: sparse gradients of the embedding tables; :func:`fastcross.optim.configure` sets this.
         backend: "auto", "triton", "cpu", "torch" or "reference", see :func:`fastcross.cross_layer`.
     """
 
@@ -102,7 +103,7 @@ class DCN(Model):
         super().__init__(config)
         self.embedding = embedding_layer(config)
         d = self.embedding.out_features
-        self.cross: Any = nn.Identity()  # a cross network, or what a user puts in its place
+        self.cross: Any = nn.Identity()  # a cross network, or a module that a user puts in its place
         width = (
             d + d % 2 if config.cross_type == "fcn" else d
         )  # FCN's halves are alike: a column of zeros may join them
@@ -126,7 +127,7 @@ class DCN(Model):
         return self._squeeze(self._combine(x0, h if self.config.deep_layers else None))
 
     def _combine(self, x0: Tensor, h: Tensor | None) -> Tensor:
-        """Section 2.4, eq. 5: the logits of [x_L, h], (B, C); x_L is formed only for those who want to see it."""
+        """Section 2.4, eq. 5: logits of [x_L, h], (B, C). x_L is computed only if another module or a hook reads it."""
         if not (_is_only(CrossNetwork, self.cross) and _is_only(nn.Linear, self.logits)):
             x = self.cross(self._cross_input(x0))
             return self.logits(x if h is None else torch.cat((x, h), 1))
@@ -169,8 +170,8 @@ def cross_network(d: int, config: DCNConfig) -> nn.Module:
 def halves_first(columns: Sequence[slice]) -> list[slice]:
     """The order of x0 that FCN asks for: the first halves of all features, then the second halves.
 
-    Of features of an odd width the first half is the longer one by turns, so that both sides get d/2 columns (or the
-    first sides one more, where d is odd).
+    For features of odd width the first half and the second half are alternately the longer one, so that both sides have
+    d/2 columns (the first side one more if d is odd).
     """
     first: list[slice] = []
     second: list[slice] = []
@@ -210,7 +211,7 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 def _is_only(kind: type[nn.Module], module: nn.Module) -> bool:
-    """Whether a module is of this very kind, not parametrised, and nobody looks on when it is called."""
+    """Whether a module is exactly of this class, not parametrised, and has no hooks."""
     everywhere = torch.nn.modules.module
     is_observed = any(
         getattr(module, name, True) or getattr(everywhere, f"_global{name}", True) for name in _HOOKS
