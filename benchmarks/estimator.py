@@ -61,13 +61,13 @@ def estimator(optimizer: str, epochs: int) -> Any:
 
 def contestants(table: pd.DataFrame, epochs: int, folder: Path) -> dict[str, Callable[[], object]]:
     """Each trains a DCN of the same sizes on the same rows for as many epochs."""
-    from fastcross.data.preparation import prepare_table
+    from fastcross.data.preparation import prepare
     from fastcross.estimators.rows import to_table
     from fastcross.training.experiment import Dataset, Experiment
 
     chosen = estimator("adam", epochs)
     columns = chosen._columns(label="clicked", task="classification")
-    cache = prepare_table([to_table(table)], folder / "cache", columns=columns, split="random:1,0,0", min_frequency=1)
+    cache = prepare([to_table(table)], folder / "cache", columns=columns, split="random:1,0,0", min_frequency=1)
 
     def train() -> None:
         plan = Experiment(Dataset((str(cache.path),)), "dcn", MODEL, chosen._training())

@@ -21,7 +21,7 @@ import torch
 
 from fastcross import DCN
 from fastcross.data import Batch, Cache, Columns
-from fastcross.data.preparation import prepare_table
+from fastcross.data.preparation import prepare
 from fastcross.training.config import TrainingConfig
 from fastcross.training.loop import Trainer
 
@@ -48,9 +48,7 @@ def make_cache(folder: Path, rows: int, ids: int) -> Cache:
     declared = Columns.declare(
         label="clicked", dense=[f"I{i}" for i in range(DENSE)], categorical=[f"C{i}" for i in range(FEATURES)]
     )
-    return prepare_table(
-        [pa.table(columns)], folder / "cache", split="random:1,0,0", hash_buckets=ids, columns=declared
-    )
+    return prepare([pa.table(columns)], folder / "cache", split="random:1,0,0", hash_buckets=ids, columns=declared)
 
 
 def make_trainer(cache: Cache, batch: int, deep: tuple[int, ...]) -> Steps:

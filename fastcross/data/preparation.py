@@ -1,4 +1,4 @@
-"""`prepare`: from files to a cache; `prepare_table`: from tables in memory.
+"""`prepare`: from files, or tables in memory, to a cache.
 
 The text is parsed once. Parsing (several threads) leaves codes into per-block dictionaries in a spool; then the
 number of rows is known, the rows are dealt to the parts, the vocabularies are counted on the training part, and the
@@ -46,7 +46,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def prepare(
-    source: Source,
+    source: Source | Sequence[pa.Table],
     cache_path: str | PathLike[str],
     *,
     format: str = "auto",
@@ -68,80 +68,56 @@ def prepare(
     first bad row with a DataError, or "skip" and count them in manifest["skipped"]; progress: True, or a function of
     (stage, done, total). What was inferred, and how the rows were divided, is in the cache's `report`.
 
+    The source may also be tables in memory: one, or two of which the first trains and the second validates, and `split`
+    has no say. The cache is what a Parquet file of these rows would give, but it is made anew each time.
+
     grow: the folder of an encoder. Its format, columns, classes and statistics stand, all of its ids stay,
     and values that it has not, but that are frequent enough here, get the ids after them.
     """
     known = None if grow is None else load_to_grow(grow)
     if known and (format != "auto" or columns is not None or hash_buckets is not None or time_column is not None):
         raise ValueError("grow keeps its encoder's: it takes no format, columns, hash_buckets and time_column")
-    paths, cache_path = resolve_paths(source), Path(cache_path)
-    problems, division = Problems(on_error), Split.parse(split)
+    source, cache_path = source if isinstance(source, str | PathLike) else list(source), Path(cache_path)
+    tables = [each for each in source if isinstance(each, pa.Table)] if isinstance(source, list) else []
+    paths = list(PLACES[: len(tables)]) if tables else resolve_paths(source)
+    problems = Problems(on_error)
+    division = Split("tables", (1.0, 1.0, 0.0)) if len(tables) > 1 else Split.parse(split)
     if division.kind == "files" and len(paths) < 2:
         raise ValueError(f'split="files" needs at least two files; got {len(paths)}')
-    format = detect_format(paths[0]) if format == "auto" else format
-    check_kind(paths, known.format if known else format)
+    if tables:
+        format = "parquet"
+        identity: Any = uuid.uuid4().hex
+        inputs = [{"name": str(path), "size": table.nbytes} for path, table in zip(paths, tables, strict=True)]
+    else:
+        format = detect_format(paths[0]) if format == "auto" else format
+        check_kind(paths, known.format if known else format)
+        identity = [(path.stat().st_size, path.stat().st_mtime_ns, _sample_digest(path)) for path in paths]
+        inputs = [
+            {"name": path.name, "size": size, "mtime_ns": changed, "sample": sample}
+            for path, (size, changed, sample) in zip(paths, identity, strict=True)
+        ]
     declared = _declared(columns, time_column, division)
     configuration = _configuration(format, division, seed, min_frequency, hash_buckets, declared, on_error)
     if known:
         configuration |= {"format": known.format, "grow": known.fingerprint}
-    states = [(path.stat().st_size, path.stat().st_mtime_ns, _sample_digest(path)) for path in paths]
-    identity = [FORMAT_VERSION, states, configuration]
-    fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    digest = json.dumps([FORMAT_VERSION, identity, configuration], sort_keys=True).encode()
+    fingerprint = hashlib.sha256(digest).hexdigest()
     if (cache := _reusable(cache_path, fingerprint)) is not None:
         return cache
+
+    def opened(columns: Columns | None) -> Table:
+        return MemoryTable.open(tables, columns) if tables else get_format(format).open(paths[0], columns)
+
     if known:
         table = get_format(known.format).open_for_prediction(paths[0], known.columns, True, None)
     else:
-        table = get_format(format).open(paths[0], declared)
-    if format == "criteo":
-        unordered: list[str] = []  # its rows are in the order of time
-    else:
-        reopen = get_format(format).open
-        table, unordered = _in_order(table, division, lambda time: reopen(paths[0], _timed(declared, time)))
-    inputs = [
-        {"name": path.name, "size": size, "mtime_ns": changed, "sample": sample}
-        for path, (size, changed, sample) in zip(paths, states, strict=True)
-    ]
+        table = opened(declared)
+    unordered: list[str] = []
+    if format != "criteo":  # whose rows are in the order of time
+        table, unordered = _in_order(table, division, lambda time: opened(replace(declared or Columns(), time=time)))
     origin = {"fingerprint": fingerprint, "inputs": inputs, "configuration": configuration}
-    sizes = {path: size for path, (size, _, _) in zip(paths, states, strict=True)}
+    sizes = {path: entry["size"] for path, entry in zip(paths, inputs, strict=True)}
     return _build(table, sizes, cache_path, division, origin, problems, _reporter(progress), known, unordered)
-
-
-def prepare_table(
-    tables: Sequence[pa.Table],
-    cache_path: str | PathLike[str],
-    *,
-    split: str | Sequence[float] = "time",
-    seed: int = 0,
-    min_frequency: int = 10,
-    hash_buckets: int | None = None,
-    columns: Columns | str | dict[str, Any] | None = None,
-    time_column: str | None = None,
-    on_error: str = "stop",
-    progress: Progress | bool = False,
-) -> Cache:
-    """A cache of a table in memory; of two, the first trains and the second validates, and `split` has no say.
-
-    The other arguments are those of `prepare`, and the cache is what `prepare` would make of a Parquet file of the
-    same rows, but that it is made anew each time.
-    """
-    problems = Problems(on_error)
-    division = Split.parse(split) if len(tables) == 1 else Split("tables", (1.0, 1.0, 0.0))
-    if division.kind == "files":
-        raise ValueError('split="files" needs at least two files; got a table')
-    declared = _declared(columns, time_column, division)
-    configuration = _configuration("parquet", division, seed, min_frequency, hash_buckets, declared, on_error)
-    sizes = {place: table.nbytes for place, table in zip(PLACES, tables, strict=False)}
-    inputs = [{"name": str(place), "size": size} for place, size in sizes.items()]
-    origin = {"fingerprint": uuid.uuid4().hex, "inputs": inputs, "configuration": configuration}
-    table, unordered = _in_order(
-        MemoryTable.open(tables, declared), division, lambda time: MemoryTable.open(tables, _timed(declared, time))
-    )
-    return _build(table, sizes, Path(cache_path), division, origin, problems, _reporter(progress), unordered=unordered)
-
-
-def _timed(declared: Columns | None, time: str) -> Columns:
-    return replace(declared or Columns(), time=time)
 
 
 def _in_order(table: Table, division: Split, reopen: Callable[[str], Table]) -> tuple[Table, list[str]]:

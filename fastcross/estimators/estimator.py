@@ -173,7 +173,6 @@ class Estimator(BaseEstimator):
 
     def _prepare(self, X: Any, y: Any, sample_weight: Any, eval_set: Any, path: Path) -> Cache:
         from fastcross.data import prepare
-        from fastcross.data.preparation import prepare_table
         from fastcross.estimators.rows import has_names
 
         options = {"seed": self.split_seed, "split": self.split, **self._given(PREPARATION_OPTIONS)}
@@ -200,7 +199,7 @@ class Estimator(BaseEstimator):
         tables = [rows.table] if eval_set is None else [rows.table, self._evaluated(eval_set, rows)]
         facts = {"label": rows.label, "sample_weight": rows.weight, "task": self.task, "classes": rows.texts}
         facts |= self._declared_categories(rows)
-        cache = prepare_table(tables, path, columns=self._columns(**facts), **options)
+        cache = prepare(tables, path, columns=self._columns(**facts), **options)
         self._set_classes(rows.classes)
         return cache
 

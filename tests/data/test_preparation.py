@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fastcross.data import Cache, Columns, DataError, prepare, read_for_prediction
-from fastcross.data.preparation import prepare_table
 
 N = 400
 
@@ -363,7 +362,7 @@ def test_a_table_in_memory_is_its_parquet_file(tmp_path):
     pq.write_table(table, tmp_path / "t.parquet")
     options = {"split": "random:0.8,0.1,0.1", "seed": 3}
     file = prepare(tmp_path / "t.parquet", tmp_path / "a", **options)
-    memory = prepare_table([table], tmp_path / "b", **options)
+    memory = prepare([table], tmp_path / "b", **options)
     assert memory.encoder_fingerprint == file.encoder_fingerprint
     assert memory.manifest["files"] == file.manifest["files"]  # checksums of every array
     (ours,) = list(read_for_prediction(table.slice(0, 100), memory))
@@ -375,8 +374,8 @@ def test_a_table_in_memory_is_its_parquet_file(tmp_path):
 
 def test_of_two_tables_the_second_validates(tmp_path):
     table = pa.table({"y": [0, 1] * 50, "x": np.arange(100) / 7})
-    cache = prepare_table([table, table.slice(0, 30)], tmp_path / "c")
+    cache = prepare([table, table.slice(0, 30)], tmp_path / "c")
     assert cache.sizes == {"train": 100, "validation": 30, "test": 0}
     assert next(cache.batches("validation", 30)).label.tolist() == [0, 1] * 15
     with pytest.raises(DataError, match="the table of eval_set: no column x; the columns are y"):
-        prepare_table([table, table.select(["y"])], tmp_path / "d")
+        prepare([table, table.select(["y"])], tmp_path / "d")

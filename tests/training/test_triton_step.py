@@ -10,7 +10,7 @@ if os.environ.get("TRITON_INTERPRET", "") in ("", "0"):
     pytest.skip("for Triton's interpreter", allow_module_level=True)
 
 from fastcross.data import Columns
-from fastcross.data.preparation import prepare_table
+from fastcross.data.preparation import prepare
 from fastcross.training.config import TrainingConfig
 from fastcross.training.loop import Trainer
 from fastcross.training.metrics import predict_logits
@@ -29,7 +29,7 @@ def tiny(tmp_path_factory):
     rows |= {"x": generator.normal(size=64), "label": generator.integers(0, 2, 64)}
     columns = Columns.declare(label="label", dense=["x"], categorical=NAMES)
     folder = tmp_path_factory.mktemp("tiny") / "cache"
-    return prepare_table([pa.table(rows)], folder, columns=columns, split="random:1,0,0", min_frequency=1)
+    return prepare([pa.table(rows)], folder, columns=columns, split="random:1,0,0", min_frequency=1)
 
 
 @pytest.fixture
