@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fastcross.layers.embedding import EmbeddingStack
 from fastcross.ops import backends, row_updates
-from fastcross.ops.row_updates import Rows, in_words, is_like, rows_of, summed
+from fastcross.ops.row_updates import RowGradient, in_words, is_like, rows_of, summed
 
 __all__ = ["OPTIMIZERS", "Optimizer", "RowAdagrad", "RowAdam", "RowSGD", "clip_grad_norm", "configure"]
 
@@ -207,11 +207,11 @@ class RowOptimizer(torch.optim.Optimizer):
         return loss
 
     def _update(
-        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[RowGradient]
     ) -> None:
         raise NotImplementedError
 
-    def _read(self, parameters: list[Tensor]) -> list[tuple[Tensor, str, Rows, tuple[Tensor, ...]]]:
+    def _read(self, parameters: list[Tensor]) -> list[tuple[Tensor, str, RowGradient, tuple[Tensor, ...]]]:
         """The tables whose gradients have rows, each with its backend, these rows and what is kept of it."""
         having = [(table, self._backend(table)) for table in parameters if table.grad is not None]
         # The CPU's kernels take each row they are given for another one.
@@ -298,7 +298,7 @@ class RowAdam(RowOptimizer):
         super().__init__(tables, options, backend, capturable)
 
     def _update(
-        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[RowGradient]
     ) -> None:
         options = self._lr(group), tuple(group["betas"]), group["eps"], group["step"]
         # A state that was saved before there was a decay has none.
@@ -334,7 +334,7 @@ class RowAdagrad(RowOptimizer):
         return table[:, 0] if self.row_wise else table
 
     def _update(
-        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[RowGradient]
     ) -> None:
         sums = [kept[0] for kept in moments]
         row_updates.adagrad_rows(backend, tables, sums, rows, self._lr(group), group["eps"], self.row_wise)
@@ -351,7 +351,7 @@ class RowSGD(RowOptimizer):
         super().__init__(tables, {"lr": lr}, backend, capturable)
 
     def _update(
-        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[Rows]
+        self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[RowGradient]
     ) -> None:
         row_updates.sgd_rows(backend, tables, rows, self._lr(group))
 

@@ -19,7 +19,7 @@ import contextlib
 import torch
 from torch import Tensor
 
-from fastcross.kernels.rows import accumulation_dtype
+from fastcross.kernels.layout import accumulation_dtype
 
 
 def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

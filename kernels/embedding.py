@@ -34,8 +34,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fastcross.kernels.row_updates import Rows
-from fastcross.kernels.rows import accumulation_dtype
+from fastcross.kernels.layout import accumulation_dtype
+from fastcross.kernels.row_updates import RowGradient
 
 # Rows of x0 start on a boundary of this many elements: 64 bytes in float32, a cache line and the widest load.
 ALIGNMENT = 16
@@ -122,7 +122,7 @@ def embedding_stack_bwd(
     return result
 
 
-def sum_bag(values: Tensor, offsets: Tensor, coefficients: Tensor, g: Tensor, height: int) -> Rows:
+def sum_bag(values: Tensor, offsets: Tensor, coefficients: Tensor, g: Tensor, height: int) -> RowGradient:
     """A bag's distinct ids, and coefficient_n g summed over the values n that share one, g being that of n's row."""
     return sum_distinct(values, g[row_of_value(values, offsets)] * coefficients.to(g.dtype).unsqueeze(1), height)
 
@@ -132,7 +132,7 @@ def is_compact(g: Tensor) -> bool:
     return g.device.type == "cpu"
 
 
-def sum_distinct(ids: Tensor, g: Tensor, height: int) -> Rows:
+def sum_distinct(ids: Tensor, g: Tensor, height: int) -> RowGradient:
     """The distinct ids, and the rows of g summed over each; on a GPU all ids (:func:`sum_rows`)."""
     if not is_compact(g):
         return sum_rows(ids, g)
@@ -256,7 +256,7 @@ def bad_offsets(k: int, n: int, found: str) -> ValueError:
     return ValueError(f"feature {k}'s offsets must start at 0 and rise to at most {n}; got {found}")
 
 
-def sum_rows(ids: Tensor, g: Tensor) -> Rows:
+def sum_rows(ids: Tensor, g: Tensor) -> RowGradient:
     """The ids, ascending, and the rows of g summed over each run of equal ones; in operators of PyTorch."""
     rows, order = ids.sort(stable=True)
     heads = torch.searchsorted(rows, rows)  # of each entry's run: the first place where its id could stand
@@ -271,7 +271,7 @@ def entries(ids: Tensor, values: Sequence[Any], needs: Sequence[bool]) -> list[i
     return [count if needed else 0 for count, needed in zip(counts, needs, strict=True)]
 
 
-def split(rows: Tensor, values: Tensor, counts: Sequence[int], widths: Sequence[int]) -> list[Rows]:
+def split(rows: Tensor, values: Tensor, counts: Sequence[int], widths: Sequence[int]) -> list[RowGradient]:
     """Each table's part of the two buffers."""
     sizes = [count * width for count, width in zip(counts, widths, strict=True)]
     parts = zip(rows.split(list(counts)), values.split(sizes), counts, widths, strict=True)

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastcross.kernels.layout import empty_rows
 from fastcross.kernels.multiplicative import stacked_experts
-from fastcross.kernels.rows import empty_rows
 
 CHUNK = 1 << 19  # elements of x0: with what stands beside them they stay in the third cache, a core's share of it
 HALF = (torch.bfloat16, torch.float16)
 _LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 Operand = Tensor | None
-Rows = tuple[Tensor, Tensor, Any, Tensor]  # of a chunk and a layer: x0, k, what expand(k) gave, x
+Chunk = tuple[Tensor, Tensor, Any, Tensor]  # of a chunk and a layer: x0, k, what expand(k) gave, x
 Ends = tuple[bool, bool]  # dx0 is written, not added to; g itself goes to dx0, too
 
 
@@ -52,7 +52,7 @@ class Layers:
         bias = of(self.bias, layer)
         self.steps.product_fwd(x0, u, bias, x, self.activation, self.diag_scale, y)
 
-    def product_bwd(self, layer: int, g: Tensor, rows: Rows, dx0: Operand, ends: Ends) -> Tensor:
+    def product_bwd(self, layer: int, g: Tensor, rows: Chunk, dx0: Operand, ends: Ends) -> Tensor:
         """dk, given g = dL/dx', and what g gives to x0 in dx0."""
         x0, _, u, x = rows
         du, bias, dbias = self.scratch("du", *u.shape), of(self.bias, layer), of(self.dbias, layer)
@@ -105,7 +105,7 @@ class LowRank(Layers):
     def expand(self, layer: int, k: Tensor) -> Tensor:
         return gemm(k, self.up[layer].T)
 
-    def product_bwd(self, layer: int, g: Tensor, rows: Rows, dx0: Operand, ends: Ends) -> Tensor:
+    def product_bwd(self, layer: int, g: Tensor, rows: Chunk, dx0: Operand, ends: Ends) -> Tensor:
         du = super().product_bwd(layer, g, rows, dx0, ends)
         add_product(of(self.dup, layer), rows[1], du)
         return gemm(du, self.up[layer])
@@ -140,7 +140,7 @@ class Mixture(Layers):
     def product(self, layer: int, x0: Tensor, u: Any, x: Tensor, y: Tensor) -> None:
         super().product(layer, x0, u[0], x, y)
 
-    def product_bwd(self, layer: int, g: Tensor, rows: Rows, dx0: Operand, ends: Ends) -> Tensor:
+    def product_bwd(self, layer: int, g: Tensor, rows: Chunk, dx0: Operand, ends: Ends) -> Tensor:
         x0, k, (u, e, h, q), x = rows
         du = super().product_bwd(layer, g, (x0, k, u, x), dx0, ends)
         add_product(of(self.dup, layer), q, du)
@@ -183,7 +183,7 @@ class Gated(Layers):
     def product(self, layer: int, x0: Tensor, u: Any, x: Tensor, y: Tensor) -> None:
         self.steps.gated_fwd(x0, u, of(self.bias, layer), x, y)
 
-    def product_bwd(self, layer: int, g: Tensor, rows: Rows, dx0: Operand, ends: Ends) -> Tensor:
+    def product_bwd(self, layer: int, g: Tensor, rows: Chunk, dx0: Operand, ends: Ends) -> Tensor:
         x0, k, _, _ = rows
         dk = self.scratch("dk", *k.shape)
         self.steps.gated_bwd(g, x0, k, of(self.bias, layer), dk, dx0, of(self.dbias, layer), *ends)
@@ -213,7 +213,7 @@ class Fcn(Layers):
     def product(self, layer: int, x0: Tensor, u: Any, x: Tensor, y: Tensor) -> None:
         self.steps.fcn_fwd(x0, u, *(t[layer] for t in self.parameters), x, *self.options, y)
 
-    def product_bwd(self, layer: int, g: Tensor, rows: Rows, dx0: Operand, ends: Ends) -> Tensor:
+    def product_bwd(self, layer: int, g: Tensor, rows: Chunk, dx0: Operand, ends: Ends) -> Tensor:
         x0, h, _, x = rows
         dh, parameters = self.scratch("dk", *h.shape), (t[layer] for t in self.parameters)
         self.steps.fcn_bwd(g, x0, h, *parameters, x, *self.options, dh, dx0, self.sums[layer], *ends)

@@ -16,13 +16,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-Rows = tuple[Tensor, Tensor]  # of a gradient: ascending rows of the table, and at the first entry of each what it gets
+# Ascending rows of a table, and at the first entry of each what its gradient is.
+RowGradient = tuple[Tensor, Tensor]
 
 
 def adam_rows(
     tables: Sequence[Tensor],
     moments: Sequence[tuple[Tensor, Tensor]],
-    gradients: Sequence[Rows],
+    gradients: Sequence[RowGradient],
     lr: float | Tensor,
     betas: tuple[float, float],
     eps: float,
@@ -47,7 +48,7 @@ def adam_rows(
 def adagrad_rows(
     tables: Sequence[Tensor],
     sums: Sequence[Tensor],
-    gradients: Sequence[Rows],
+    gradients: Sequence[RowGradient],
     lr: float | Tensor,
     eps: float,
     row_wise: bool,
@@ -61,7 +62,7 @@ def adagrad_rows(
         table[rows] -= lr * g / (denominator.unsqueeze(1) if row_wise else denominator)
 
 
-def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[Rows], lr: float | Tensor) -> None:
+def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[RowGradient], lr: float | Tensor) -> None:
     """w -= lr g on the rows of each (rows, gradients)."""
     for table, (rows, values) in zip(tables, gradients, strict=True):
         table[rows] -= lr * at_heads(rows, values)

@@ -18,7 +18,7 @@ from benchmarks.static.machine_code import Launch
 from benchmarks.suites import OPERATORS
 from fastcross.kernels.gpu import launch
 from fastcross.kernels.gpu.launch import Hardware
-from fastcross.kernels.rows import kept_sizes
+from fastcross.kernels.layout import kept_sizes
 from fastcross.ops.backends import launcher
 
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "gfx90a", "gfx942", "gfx1100", "gfx1200")

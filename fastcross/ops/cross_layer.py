@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fastcross import reference
 from fastcross.kernels import closed_form
-from fastcross.kernels.rows import empty_rows
+from fastcross.kernels.layout import empty_rows
 from fastcross.ops import backends
 
 

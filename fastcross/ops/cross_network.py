@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fastcross import reference
 from fastcross.kernels import closed_form
-from fastcross.kernels.rows import accumulation_dtype, empty_rows, kept_shape
+from fastcross.kernels.layout import accumulation_dtype, empty_rows, kept_shape
 from fastcross.ops import backends
 
 

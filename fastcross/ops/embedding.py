@@ -18,7 +18,7 @@ from torch import Tensor
 from fastcross import reference
 from fastcross.batch import Bag
 from fastcross.kernels import embedding as plain
-from fastcross.kernels.rows import accumulation_dtype
+from fastcross.kernels.layout import accumulation_dtype
 from fastcross.ops import backends
 from fastcross.ops.row_updates import mark_heads
 

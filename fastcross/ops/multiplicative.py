@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fastcross import reference
 from fastcross.kernels import closed_form, layers_of_products, multiplicative
-from fastcross.kernels.rows import empty_rows
+from fastcross.kernels.layout import empty_rows
 from fastcross.ops import backends
 
 Options = dict[str, Any]

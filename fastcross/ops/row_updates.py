@@ -24,7 +24,7 @@ from torch import Tensor
 
 from fastcross.kernels import row_updates as plain
 from fastcross.kernels.embedding import sum_rows
-from fastcross.kernels.row_updates import Rows
+from fastcross.kernels.row_updates import RowGradient
 from fastcross.ops import backends
 
 _TRITON = "fastcross.kernels.gpu.row_updates"
@@ -35,7 +35,7 @@ def adam_rows(
     backend: str,
     tables: Sequence[Tensor],
     moments: Sequence[tuple[Tensor, Tensor]],
-    gradients: Sequence[Rows],
+    gradients: Sequence[RowGradient],
     lr: float | Tensor,
     betas: tuple[float, float],
     eps: float,
@@ -55,7 +55,7 @@ def adagrad_rows(
     backend: str,
     tables: Sequence[Tensor],
     sums: Sequence[Tensor],
-    gradients: Sequence[Rows],
+    gradients: Sequence[RowGradient],
     lr: float | Tensor,
     eps: float,
     row_wise: bool,
@@ -66,7 +66,7 @@ def adagrad_rows(
     torch.ops.fastcross.adagrad_rows(list(tables), list(sums), *_parts(gradients), float(lr), eps, row_wise)
 
 
-def sgd_rows(backend: str, tables: Sequence[Tensor], gradients: Sequence[Rows], lr: float | Tensor) -> None:
+def sgd_rows(backend: str, tables: Sequence[Tensor], gradients: Sequence[RowGradient], lr: float | Tensor) -> None:
     """w -= lr g."""
     if backend != "cpu":
         return _kernels(backend).sgd_rows(tables, gradients, lr)
@@ -139,7 +139,7 @@ def _sparse(gradient: Tensor, is_coalesced: bool) -> Tensor:
     return torch.sparse_coo_tensor(*contents, check_invariants=False, is_coalesced=is_coalesced)
 
 
-def rows_of(table: Tensor, is_compact: bool = True) -> Rows:
+def rows_of(table: Tensor, is_compact: bool = True) -> RowGradient:
     """What a table's gradient says, in its dtype, once it was seen to fit the table; a dense one has all rows.
 
     Rows ascend. They are distinct if the gradient must be compact, which is for the CPU: elsewhere that would wait.

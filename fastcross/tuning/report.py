@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from fastcross.files import atomic
 from fastcross.training.run_folder import Run, read_json, write_json
 from fastcross.tuning.search import time_share
-from fastcross.tuning.study import Record, Study
+from fastcross.tuning.study import Study, TrialRecord
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,9 +46,9 @@ TITLES = (
 class Results:
     """What there is to report. facts: of the study, for the reader."""
 
-    trials: Sequence[Record] = ()
-    seeds: Sequence[Record] = ()
-    runs: Sequence[Record] = ()
+    trials: Sequence[TrialRecord] = ()
+    seeds: Sequence[TrialRecord] = ()
+    runs: Sequence[TrialRecord] = ()
     unfinished: Sequence[str] = ()
     facts: Mapping[str, Any] | None = None
 
@@ -57,13 +57,13 @@ class Results:
         """From a study, or a results.json that was made of one, and from run folders."""
         folders = sorted(map(str, runs))
         unfinished = [folder for folder in folders if Run(folder).result is None]
-        finished = [Record.of_run(folder) for folder in folders if folder not in unfinished]
+        finished = [TrialRecord.of_run(folder) for folder in folders if folder not in unfinished]
         if study is None:
             return cls(runs=finished, unfinished=unfinished)
         path = Path(study)
         if path.is_file():
             content = read_json(path)
-            found = {kind: [Record.parse(one, path) for one in content.get(kind, [])] for kind in KINDS}
+            found = {kind: [TrialRecord.parse(one, path) for one in content.get(kind, [])] for kind in KINDS}
             found["runs"] += finished
             return cls(**found, unfinished=unfinished, facts=content.get("study"))
         opened = Study.open(path)
@@ -129,7 +129,7 @@ def _tables(results: Results, paper: Paper | None) -> list[str]:
     return parts
 
 
-def _differences(records: Sequence[Record]) -> str:
+def _differences(records: Sequence[TrialRecord]) -> str:
     lines = differences(records)
     told = "\n".join(f"- {line}" for line in lines)
     return f"\nDifferences of the means over the seeds, ± their standard error:\n\n{told}\n" if lines else ""
@@ -171,17 +171,17 @@ class Spread:
         return f"{self.mean:.4f}" + (f" ± {self.deviation:.4f} ({self.number})" if self.deviation is not None else "")
 
 
-def complete(records: Iterable[Record]) -> list[Record]:
+def complete(records: Iterable[TrialRecord]) -> list[TrialRecord]:
     return [record for record in records if record.state == "complete"]
 
 
-def models_of(records: Iterable[Record]) -> list[str]:
+def models_of(records: Iterable[TrialRecord]) -> list[str]:
     """In the order of the paper's table 1."""
     found = {record.model for record in records}
     return [name for name in NAMES if name in found] + sorted(found - {*NAMES})
 
 
-def table_1(trials: Sequence[Record], seeds: Sequence[Record], paper: Paper | None) -> Table:
+def table_1(trials: Sequence[TrialRecord], seeds: Sequence[TrialRecord], paper: Paper | None) -> Table:
     """Each model's test logloss: chosen on validation, over seeds of that setting, and the best on the test part."""
     head = ["model", "chosen on validation: test logloss", "mean ± deviation over further seeds"]
     head += ["best on test, as the paper read it", "parameters without embeddings", "setting"]
@@ -202,7 +202,7 @@ def table_1(trials: Sequence[Record], seeds: Sequence[Record], paper: Paper | No
     return table
 
 
-def table_2(trials: Sequence[Record], paper: Paper | None) -> Table:
+def table_2(trials: Sequence[TrialRecord], paper: Paper | None) -> Table:
     """The least parameters, without embeddings, that reach a validation logloss."""
     found = _networks(trials)
     losses = sorted({loss for row in paper.parameters.values() for loss in row}) if paper and paper.parameters else []
@@ -221,7 +221,7 @@ def table_2(trials: Sequence[Record], paper: Paper | None) -> Table:
     return table
 
 
-def table_3(trials: Sequence[Record], paper: Paper | None) -> Table:
+def table_3(trials: Sequence[TrialRecord], paper: Paper | None) -> Table:
     """The best validation logloss within a budget of parameters, without embeddings."""
     found = _networks(trials)
     budgets = sorted({count for row in paper.logloss.values() for count in row}) if paper and paper.logloss else []
@@ -238,7 +238,7 @@ def table_3(trials: Sequence[Record], paper: Paper | None) -> Table:
     return table
 
 
-def table_4(trials: Sequence[Record], paper: Paper | None) -> Table:
+def table_4(trials: Sequence[TrialRecord], paper: Paper | None) -> Table:
     """100 · (DCN - DNN) in the best validation logloss, by layers and nodes of the deep network."""
     best = {model: _best_by_shape(trials, model) for model in ("dcn", "dnn")}
     both = best["dcn"].keys() & best["dnn"].keys()
@@ -256,7 +256,7 @@ def table_4(trials: Sequence[Record], paper: Paper | None) -> Table:
     return table
 
 
-def depth_curves(trials: Sequence[Record]) -> dict[tuple[int, int], dict[int, float]]:
+def depth_curves(trials: Sequence[TrialRecord]) -> dict[tuple[int, int], dict[int, float]]:
     """Figure 3: by (layers, nodes) of the deep network the best validation logloss by cross layers; 0: DNN."""
     curves: dict[tuple[int, int], dict[int, float]] = {}
     for record in _networks(trials):
@@ -267,7 +267,7 @@ def depth_curves(trials: Sequence[Record]) -> dict[tuple[int, int], dict[int, fl
     return {shape: dict(sorted(curve.items())) for shape, curve in sorted(curves.items()) if len(curve) > 1}
 
 
-def runs_table(records: Sequence[Record], paper: Paper | None) -> Table:
+def runs_table(records: Sequence[TrialRecord], paper: Paper | None) -> Table:
     """Runs by setting: what they reached on the test part, mean ± deviation over their seeds."""
     head = ["model", "setting", "seeds", "accuracy", "logloss", "parameters", "without embeddings", "seconds"]
     table = [head + ([f"{paper.metric} in the paper"] if paper else [])]
@@ -286,9 +286,9 @@ def runs_table(records: Sequence[Record], paper: Paper | None) -> Table:
     return table
 
 
-def by_setting(records: Iterable[Record]) -> list[list[Record]]:
+def by_setting(records: Iterable[TrialRecord]) -> list[list[TrialRecord]]:
     """Runs that differ in their seed alone, together; models in the order of table 1."""
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[TrialRecord]] = {}
     for record in sorted(complete(records), key=lambda one: one.seed):
         if record.test:
             groups.setdefault(record.setting, []).append(record)
@@ -296,7 +296,7 @@ def by_setting(records: Iterable[Record]) -> list[list[Record]]:
     return sorted(groups.values(), key=lambda group: order.index(group[0].model))
 
 
-def differences(records: Sequence[Record]) -> list[str]:
+def differences(records: Sequence[TrialRecord]) -> list[str]:
     """DCN less every other model in each metric, with the standard error of the difference, where there are seeds."""
     groups = by_setting(records)
     lines = []
@@ -313,7 +313,7 @@ def differences(records: Sequence[Record]) -> list[str]:
     return lines
 
 
-def setting_text(record: Record) -> str:
+def setting_text(record: TrialRecord) -> str:
     """What a person would say of a setting."""
     options = record.options
     parts = [f"{options['cross_layers']} cross layers"] if options.get("cross_layers") else []
@@ -331,16 +331,16 @@ def setting_text(record: Record) -> str:
     return ", ".join([*parts, f"lr {record.training['lr']:g}"])
 
 
-def _validation(record: Record) -> float:
+def _validation(record: TrialRecord) -> float:
     return record.validation["logloss"]
 
 
-def _networks(trials: Iterable[Record]) -> list[Record]:
+def _networks(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Those of table 2, 3 and figure 3: DCN and DNN."""
     return [record for record in complete(trials) if record.model in ("dcn", "dnn") and record.validation]
 
 
-def _losses(found: Sequence[Record]) -> list[float]:
+def _losses(found: Sequence[TrialRecord]) -> list[float]:
     """From the best logloss that both models reach to the worst best, rounded up to what is seen in a table."""
     best = [min(_validation(one) for one in found if one.model == model) for model in models_of(found)]
     if not best:
@@ -349,7 +349,7 @@ def _losses(found: Sequence[Record]) -> list[float]:
     return sorted({math.ceil(1e4 * (low + (high - low) * i / (2 * LOSSES))) / 1e4 for i in range(LOSSES)})
 
 
-def _budgets(found: Sequence[Record]) -> list[float]:
+def _budgets(found: Sequence[TrialRecord]) -> list[float]:
     """Spread by their logarithm over the sizes that were tried, each rounded up to two digits."""
     counts = sorted(record.dense_parameters or 1 for record in found)
     if not counts:
@@ -363,7 +363,7 @@ def _rounded_up(number: float) -> float:
     return math.ceil(round(number / unit, 6)) * unit
 
 
-def _best_by_shape(trials: Iterable[Record], model: str) -> dict[tuple[int, int], float]:
+def _best_by_shape(trials: Iterable[TrialRecord], model: str) -> dict[tuple[int, int], float]:
     best: dict[tuple[int, int], float] = {}
     for record in _networks(trials):
         if record.model == model and record.deep:

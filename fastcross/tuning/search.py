@@ -18,7 +18,7 @@ from fastcross.training.experiment import Opened
 from fastcross.training.run_folder import Run, RunInUse
 from fastcross.training.step import Show, TrainingError
 from fastcross.tuning.space import chosen
-from fastcross.tuning.study import Record, Study, brief
+from fastcross.tuning.study import Study, TrialRecord, brief
 
 if TYPE_CHECKING:
     import optuna
@@ -85,14 +85,14 @@ def seeds(study: Study, opened: Opened, number: int, *, show: Show, progress: Pr
         except RunInUse:  # another process is at it
             continue
         took = time.perf_counter() - started
-        record = Record.of_run(folder, name=name, parameters=best.parameters, total_seconds=took)
+        record = TrialRecord.of_run(folder, name=name, parameters=best.parameters, total_seconds=took)
         write_checked_json(path, asdict(record))
         shutil.rmtree(folder, ignore_errors=True)
         show(_line(record, best))
     progress("seeds", len(plans), len(plans))
 
 
-def time_share(records: Sequence[Record]) -> tuple[float, float]:
+def time_share(records: Sequence[TrialRecord]) -> tuple[float, float]:
     """Seconds of training steps, and of everything, over trainings that were timed."""
     timed = [record for record in records if record.total_seconds]
     return sum(record.seconds for record in timed), sum(record.total_seconds or 0.0 for record in timed)
@@ -139,7 +139,7 @@ def _progress(study: Study, trials: int | None) -> tuple[int, int]:
     return done, sum(each)
 
 
-def _line(record: Record, best: Record | None) -> str:
+def _line(record: TrialRecord, best: TrialRecord | None) -> str:
     logloss = f"logloss {record.validation['logloss']:.5f}" if record.validation else "no evaluation"
     beside = f" (best {best.validation['logloss']:.5f}, {best.name})" if best else ""
     setting = ", ".join(
@@ -197,7 +197,7 @@ class Trial:
     def __exit__(self, *error: object) -> None:
         self.held.close()
 
-    def run(self, opened: Opened) -> Record:
+    def run(self, opened: Opened) -> TrialRecord:
         """Train; the record is written, Optuna told, and the run folder gone unless it is the best."""
         parameters = {one.name: one.suggest(self.trial) for one in self.study.space(self.model)}
         record = self._train(parameters, opened)
@@ -205,13 +205,13 @@ class Trial:
         self._tell(record)
         return record
 
-    def _train(self, parameters: Mapping[str, Any], opened: Opened) -> Record:
+    def _train(self, parameters: Mapping[str, Any], opened: Opened) -> TrialRecord:
         experiment = chosen(self.study.experiments[self.model], parameters)
         folder = self.study.path / "runs" / self.name
         known: dict[str, Any] = {"name": self.name, "parameters": parameters}
         try:
             experiment.run(folder, opened=opened, go_on=True, on_evaluation=self._look, curves=False)
-            return Record.of_run(folder, **known, total_seconds=time.perf_counter() - self.started)
+            return TrialRecord.of_run(folder, **known, total_seconds=time.perf_counter() - self.started)
         except Pruned:
             state = "pruned"
         except TrainingError:
@@ -219,7 +219,7 @@ class Trial:
         history = Run(folder).history if (folder / "config.json").exists() else []
         best = min((row["validation_logloss"] for row in history), default=math.nan)
         plan = experiment.to_dict()
-        return Record(
+        return TrialRecord(
             **known,
             model=self.model,
             state=state,
@@ -245,7 +245,7 @@ class Trial:
         every = self.study.experiments[self.model].training.evaluate_every
         return math.ceil(row["step"] / every if every else round(row["epoch"], 6))
 
-    def _tell(self, record: Record) -> None:
+    def _tell(self, record: TrialRecord) -> None:
         import optuna
 
         states = {"complete": "COMPLETE", "pruned": "PRUNED", "diverged": "FAIL"}

@@ -36,7 +36,7 @@ LOCK_SECONDS = 100  # so long a process waits for another's writing before SQLit
 
 
 @dataclass(frozen=True)
-class Record:
+class TrialRecord:
     """What is known of one training once it is over, as JSON: of a trial in a study, or of a run by itself.
 
     name: by which a person finds it again; parameters: what a search chose; options, training: all of the setting, with
@@ -73,7 +73,7 @@ class Record:
         return (len(sizes), sizes[0]) if len(set(sizes)) == 1 else None
 
     @classmethod
-    def of_run(cls, folder: Path | str, **known: Any) -> "Record":
+    def of_run(cls, folder: Path | str, **known: Any) -> "TrialRecord":
         """Of a finished run folder; ``known`` is what the folder does not say."""
         run = Run(folder)
         config, result = run.config, run.result
@@ -99,7 +99,7 @@ class Record:
         return cls(**{**facts, **known})
 
     @classmethod
-    def parse(cls, content: Mapping[str, Any], path: Path | str) -> "Record":
+    def parse(cls, content: Mapping[str, Any], path: Path | str) -> "TrialRecord":
         """From JSON that was read from ``path``."""
         names = {entry.name for entry in fields(cls)}
         try:
@@ -191,12 +191,12 @@ class Study:
     def space(self, model: str) -> Space:
         return parse_space(model, self.spaces[model])
 
-    def records(self, model: str | None = None, kind: str = "trials") -> list[Record]:
+    def records(self, model: str | None = None, kind: str = "trials") -> list[TrialRecord]:
         """Of the trials, or of kind "seeds", of one model or of all."""
-        found = [Record.parse(read_checked_json(path), path) for path in sorted((self.path / kind).glob("*.json"))]
+        found = [TrialRecord.parse(read_checked_json(path), path) for path in sorted((self.path / kind).glob("*.json"))]
         return [record for record in found if model in (None, record.model)]
 
-    def best(self, model: str) -> Record | None:
+    def best(self, model: str) -> TrialRecord | None:
         """The trial that the search chooses: the lowest validation logloss among those that ran to their end."""
         complete = [record for record in self.records(model) if record.state == "complete"]
         return min(complete, key=lambda record: record.validation["logloss"], default=None)
@@ -250,7 +250,7 @@ class Study:
             return None
         return stack
 
-    def put_away(self, record: Record) -> None:
+    def put_away(self, record: TrialRecord) -> None:
         """Write a trial's record, and keep its run folder only if it is the best of its model."""
         with self.alone():
             before = self.best(record.model)

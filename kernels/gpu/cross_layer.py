@@ -30,7 +30,7 @@ from fastcross.kernels.gpu.tiles import (
     sum_segments,
     zeros,
 )
-from fastcross.kernels.rows import accumulation_dtype, empty_rows
+from fastcross.kernels.layout import accumulation_dtype, empty_rows
 
 
 @triton.jit(do_not_specialize=["M", "segments"])

@@ -34,7 +34,7 @@ from fastcross.kernels.gpu.cross_matrix import on_tensor_cores, padded, schedule
 from fastcross.kernels.gpu.multiplicative import with_steps
 from fastcross.kernels.gpu.recurrence import word
 from fastcross.kernels.gpu.tiles import load_rows, store_rows
-from fastcross.kernels.rows import empty_rows
+from fastcross.kernels.layout import empty_rows
 
 MOST_RANK, MOST_NUMBERS = 64, 512  # r, and L r
 LAYERS = with_steps(layers_of_products.LowRank)

@@ -35,7 +35,7 @@ from fastcross.kernels.gpu import launch
 from fastcross.kernels.gpu.launch import Hardware
 from fastcross.kernels.gpu.recurrence import word
 from fastcross.kernels.gpu.tiles import load_rows, row_offsets, store_rows
-from fastcross.kernels.rows import empty_rows, stride_like
+from fastcross.kernels.layout import empty_rows, stride_like
 
 
 @triton.jit

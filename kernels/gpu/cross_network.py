@@ -44,7 +44,7 @@ from fastcross.kernels.gpu.tiles import (
     store_sums,
     zeros,
 )
-from fastcross.kernels.rows import empty_rows
+from fastcross.kernels.layout import empty_rows
 
 
 @triton.jit(do_not_specialize=["M", "L", "columns"])

@@ -34,7 +34,7 @@ from torch import Tensor
 
 from fastcross.kernels import embedding as plain
 from fastcross.kernels.gpu import launch
-from fastcross.kernels.rows import accumulation_dtype
+from fastcross.kernels.layout import accumulation_dtype
 
 FIELDS = tl.constexpr(6)  # of a table: address, width, height, column of x0, first key, number among those with keys
 NONE = tl.constexpr(plain.NO_FAULT)

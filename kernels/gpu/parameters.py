@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from fastcross.kernels.gpu.tiles import unit_columns
-from fastcross.kernels.rows import accumulation_dtype, kept_sizes
+from fastcross.kernels.layout import accumulation_dtype, kept_sizes
 
 
 class Kept(NamedTuple):

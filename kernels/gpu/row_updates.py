@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fastcross.kernels import row_updates as plain
 from fastcross.kernels.gpu import launch as plans
-from fastcross.kernels.row_updates import Rows
+from fastcross.kernels.row_updates import RowGradient
 
 
 @triton.jit
@@ -170,7 +170,7 @@ def _adagrad_rows_kernel(
 def adam_rows(
     tables: Sequence[Tensor],
     moments: Sequence[tuple[Tensor, Tensor]],
-    gradients: Sequence[Rows],
+    gradients: Sequence[RowGradient],
     lr: float | Tensor,
     betas: tuple[float, float],
     eps: float,
@@ -200,7 +200,7 @@ def adam_rows(
 def adagrad_rows(
     tables: Sequence[Tensor],
     sums: Sequence[Tensor],
-    gradients: Sequence[Rows],
+    gradients: Sequence[RowGradient],
     lr: float | Tensor,
     eps: float,
     row_wise: bool,
@@ -216,7 +216,7 @@ def adagrad_rows(
         )  # fmt: skip
 
 
-def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[Rows], lr: float | Tensor) -> None:
+def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[RowGradient], lr: float | Tensor) -> None:
     """As :func:`fastcross.kernels.row_updates.sgd_rows`."""
     if tables[0].dtype not in DTYPES:
         return plain.sgd_rows(tables, gradients, lr)
@@ -249,7 +249,7 @@ class RowLaunch(NamedTuple):
     programs: int
     blocks: dict[str, Any]
 
-    def pointers(self, gradients: Sequence[Rows]) -> tuple[Tensor, Tensor, Tensor]:
+    def pointers(self, gradients: Sequence[RowGradient]) -> tuple[Tensor, Tensor, Tensor]:
         """The tables, and the rows and values that the places are relative to."""
         return self.tables, *gradients[0]
 
@@ -258,7 +258,7 @@ _LAUNCHES: dict[tuple[Any, ...], RowLaunch] = {}
 _CAPTURED: list[RowLaunch] = []  # a CUDA graph reads them as long as it lives
 
 
-def launch_over(tables: Sequence[Tensor], gradients: Sequence[Rows], *kept: Sequence[Tensor]) -> RowLaunch:
+def launch_over(tables: Sequence[Tensor], gradients: Sequence[RowGradient], *kept: Sequence[Tensor]) -> RowLaunch:
     """The launch over these rows; ``kept`` are the tables' moments, or for each row of a table one."""
     rows, values = [each for each, _ in gradients], [each for _, each in gradients]
     places = _places(rows), _places(values)

@@ -4,12 +4,12 @@ import pytest
 
 from fastcross.tuning import report
 from fastcross.tuning.report import PAPERS
-from fastcross.tuning.study import Record
+from fastcross.tuning.study import TrialRecord
 
 
 def record(model, validation, test, *, parameters=100, deep=(8, 8), cross=None, seed=0, state="complete", lr=0.01):
     options = {"deep_layers": list(deep)} | ({"cross_layers": cross} if cross is not None else {})
-    return Record(
+    return TrialRecord(
         name=f"{model}-{validation}",
         model=model,
         state=state,
