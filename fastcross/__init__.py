@@ -1,4 +1,4 @@
-"""fastcross: the Deep & Cross Network (Wang et al., 2017), in one pass over its input whatever the depth."""
+"""fastcross: the Deep & Cross Network (Wang et al., 2017), in one pass over its input at any depth."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -52,8 +52,8 @@ __all__ = [
     "swap",
 ]
 
-# Imported at their first use: PyTorch takes two seconds to import, which `fastcross --help` need not wait for. The
-# estimators are not in __all__: `from fastcross import *` works without scikit-learn, and does not wait for it.
+# Imported at first use: importing PyTorch takes two seconds, and `fastcross --help` does not need it. The estimators
+# are # not in __all__, so that `from fastcross import *` works without scikit-learn.
 _HOMES = {
     "DCN": "fastcross.models.dcn",
     "DCNConfig": "fastcross.models.dcn",

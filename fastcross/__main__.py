@@ -8,8 +8,8 @@ from fastcross.distributed import under_torchrun
 
 code = main()
 if under_torchrun():
-    # Libraries' own threads may outlive the work, and C++ calls terminate() where it finds one on the way out: torchrun
-    # would take that for a failure of the whole run. Everything is written by now.
+    # Threads of libraries may still run, and C++ calls terminate() if it finds one at exit: torchrun would count that
+    # as # a failure of the whole run. All files are written by now.
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

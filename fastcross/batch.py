@@ -1,4 +1,4 @@
-"""What a model is fed with: one batch of rows, and the schema that says what its columns are."""
+"""A model's input: a batch of rows, and the schema of its columns."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Bag:
-    """A multi-valued feature of B rows, as EmbeddingBag takes it: row i owns values[offsets[i] : offsets[i + 1]]."""
+    """A multi-valued feature of B rows, as for EmbeddingBag: row i has values[offsets[i] : offsets[i + 1]]."""
 
     values: Tensor  # (n,) int64
     offsets: Tensor  # (B,) int64, the start of each row's values
     weights: Tensor | None = None  # (n,) float32
 
     def row(self, i: int) -> Bag:
-        """One row as a bag of its own."""
+        """Row ``i`` as a bag."""
         end = self.offsets[i + 1] if i + 1 < len(self.offsets) else len(self.values)
         chosen = slice(int(self.offsets[i]), int(end))
         weights = None if self.weights is None else self.weights[chosen]
@@ -34,27 +34,27 @@ class Bag:
 
 @dataclass(frozen=True)
 class Batch:
-    """B rows. The label is float32 in {0, 1} for a binary task, an int64 class among several, a float64 quantity for
-    regression, None for rows to predict."""
+    """B rows. The label is float32 in {0, 1} for two classes, int64 for more classes, float64 for regression, and None
+    for prediction."""
 
     dense: Tensor  # (B, num_dense) float32
     categorical: Tensor  # (B, k) int64, 0 = out of vocabulary
     bags: tuple[Bag, ...] = ()
     label: Tensor | None = None  # (B,)
-    weight: Tensor | None = None  # (B,) float32, how much each row counts; None: all the same
-    group: Tensor | None = None  # (B,) int64, equal where rows belong together, as those of one user
+    weight: Tensor | None = None  # (B,) float32, row weights; None: equal weights
+    group: Tensor | None = None  # (B,) int64, equal for rows of the same group, such as a user
 
     def __len__(self) -> int:
         return self.dense.shape[0]
 
     def row(self, i: int) -> Batch:
-        """One row as a batch of its own."""
+        """Row ``i`` as a batch."""
         of_row = (None if column is None else column[i : i + 1] for column in self.beside)
         bags = tuple(bag.row(i) for bag in self.bags)
         return Batch(self.dense[i : i + 1], self.categorical[i : i + 1], bags, *of_row)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Batch:
-        """A batch of what ``function`` makes of each tensor."""
+        """The batch with ``function`` applied to each tensor."""
         beside = (None if column is None else function(column) for column in self.beside)
         bags = tuple(bag.map(function) for bag in self.bags)
         return Batch(function(self.dense), function(self.categorical), bags, *beside)
@@ -65,26 +65,26 @@ class Batch:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that it consists of, in one order for batches of the same columns."""
+        """All tensors of the batch, in the same order for batches with the same columns."""
         of_bags = (tensor for bag in self.bags for tensor in (bag.values, bag.offsets, bag.weights))
         return [t for t in (self.dense, self.categorical, *of_bags, *self.beside) if t is not None]
 
     @property
     def beside(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """What stands beside the features: label, weight, group."""
+        """Label, weight and group."""
         return self.label, self.weight, self.group
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a cache. A cardinality counts id 0, so that ids run from 0 to cardinality - 1."""
+    """The columns of a cache. A cardinality includes id 0: ids are 0 … cardinality - 1."""
 
     dense_names: tuple[str, ...]
     categorical_names: tuple[str, ...]
     cardinalities: tuple[int, ...]
     bag_names: tuple[str, ...] = ()
     bag_cardinalities: tuple[int, ...] = ()
-    num_outputs: int = 1  # the model's: 1 for a binary label or a quantity, else the number of classes
+    num_outputs: int = 1  # of the model: 1 for two classes or regression, otherwise the number of classes
     task: str = "binary"  # "binary", "multiclass" or "regression"
 
     @property

@@ -1,4 +1,4 @@
-"""The fields of a configuration: each must have the type that its annotation says."""
+"""Checks that each field of a configuration has the type of its annotation."""
 
 import operator
 import re
@@ -19,10 +19,10 @@ LARGEST = 2**31 - 1  # of any number of things
 
 
 def check_types(config: Any) -> None:
-    """For ``__post_init__`` of a dataclass, frozen or not: raises where a field is not of its type.
+    """For ``__post_init__`` of a dataclass, frozen or not: raises if a field does not have its type.
 
-    What means the same becomes it: any sequence a tuple, an integer a float where one is asked for, NumPy's numbers
-    Python's. No string or number becomes a bool.
+    Equivalent values are converted: a sequence to a tuple, an integer to a float where the type is float, NumPy's
+    numbers to Python's. Strings and numbers are not converted to bool.
     """
     hints = get_type_hints(type(config))
     for entry in fields(config):
@@ -75,7 +75,7 @@ def _fit(value: Any, hint: Any) -> Any:
 
 
 def _spell(hint: Any) -> str:
-    """A type in words."""
+    """A description of a type."""
     kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     *others, last = (word for kind in kinds for word in _words(kind))
     return f"{', '.join(others)} or {last}" if others else last

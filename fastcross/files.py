@@ -1,4 +1,4 @@
-"""The one way a file or a folder comes to stand where it does, whole or not at all, and how damage to it is noticed."""
+"""Atomic writing of files and folders, and checksums that detect damage."""
 
 import contextlib
 import errno
@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Value = TypeVar("Value")
-CHUNK = 8 << 20  # bytes that are summed at once
+CHUNK = 8 << 20  # bytes per read for a checksum
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def atomic(path: Path | str) -> Iterator[Path]:
-    """A temporary path beside ``path`` that takes its place, synced to disk, when the block ends without error."""
+    """A temporary path beside ``path``. It is synced and renamed to ``path`` if the block ends without error."""
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -32,7 +32,7 @@ def atomic(path: Path | str) -> Iterator[Path]:
         mode = temporary.stat().st_mode
         with naming(path):
             yield temporary
-        temporary.chmod(mode)  # a library that makes its own file may keep it to its owner
+        temporary.chmod(mode)  # a library may have created the file for its owner only
         with open(temporary, "rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -48,7 +48,7 @@ def atomic(path: Path | str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Gives the error of a full disk, which does not know the name of its file, that name."""
+    """Adds the file's name to the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -59,9 +59,10 @@ def naming(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def building(path: Path | str) -> Iterator[Path]:
-    """A folder beside ``path`` that becomes ``path`` (replacing what is there) if all goes well, and vanishes if not.
+    """A temporary folder beside ``path``. It replaces ``path`` if the block ends without error, and is removed
+    otherwise.
 
-    Folders that killed processes left behind are removed; one where a process is at work is known by its lock.
+    Temporary folders of killed processes are removed. The folder of a running process is locked.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +87,7 @@ def building(path: Path | str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time: what is looked at in between stays as it is."""
+    """Hold a lock on the folder, so that one process at a time changes it."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # some file systems have no locks
@@ -106,18 +107,17 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def sha256(path: Path | str) -> str:
-    """The checksum by which a file is known again."""
+    """The SHA-256 checksum of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextlib.contextmanager
 def atomic_with_checksum(path: Path | str) -> Iterator[Path]:
-    """As :func:`atomic`, with the file's checksum beside it in ``PATH.checksum``, where :func:`damage` looks for it.
+    """Like :func:`atomic`, with the file's checksum in ``PATH.checksum``, for :func:`damage`.
 
-    The new checksum is written above those that are there, then the file takes its place, then the old ones go. Until
-    the file takes its place the old one fits one of them, from then on the new one does: a process that is killed at
-    any moment, once or several times in a row, leaves a file that fits.
+    The new checksum is added to the old ones, then the file is renamed, then the old checksums are removed. So the file
+    matches one of the checksums at any moment, even if processes are killed several times in a row.
     """
     path = Path(path)
     beside = _beside(path)
@@ -130,7 +130,7 @@ def atomic_with_checksum(path: Path | str) -> Iterator[Path]:
 
 
 def damage(path: Path | str) -> str | None:
-    """What is wrong with a file, unless it is to the last byte what :func:`atomic_with_checksum` wrote."""
+    """A description of a file's damage; None if it has exactly the bytes that :func:`atomic_with_checksum` wrote."""
     found, beside = checksum(path), _beside(Path(path))
     known = _known(beside)
     if found in known.split():
@@ -141,7 +141,7 @@ def damage(path: Path | str) -> str | None:
 
 
 def undisturbed(path: Path | str, read: Callable[[], Value]) -> Value:
-    """What ``read`` finds at ``path``, again where a newer file took its place meanwhile: that is no damage."""
+    """The result of ``read``. It is repeated if another process replaced the file meanwhile, which is no damage."""
     while True:
         before = _identity(path)
         try:
@@ -159,7 +159,7 @@ def _beside(path: Path) -> Path:
 
 
 def _known(beside: Path) -> str:
-    """The checksums in a file of them, one in a line; none of a file that is damaged or not there."""
+    """The lines of a checksum file; empty if it is damaged or missing."""
     content = beside.read_bytes() if beside.exists() else b""
     return content.decode() if re.fullmatch(rb"([0-9a-f]{64}\n)+", content) else ""
 
@@ -170,21 +170,21 @@ def _replace(path: Path, content: str) -> None:
 
 
 def _identity(path: Path | str) -> tuple[int, int, int]:
-    """What tells a file from another that takes its place."""
+    """An identity that changes if another file replaces this one."""
     found = os.stat(path)
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def checksum(path: Path | str) -> str:
-    """By which a large file is known again: of its size, and of the CRC-32 of each 8 MiB.
+    """A fast checksum of a large file: of its size, and of the CRC-32 of each 8 MiB.
 
-    That takes half the time of a SHA-256 of all bytes, and notices any change within four bytes for certain, any other
-    but for one in four billion.
+    It takes half the time of a SHA-256 of all bytes. It detects every change within four bytes, and any other change
+    except one in four billion.
     """
     with open(path, "rb") as file, ThreadPoolExecutor(os.cpu_count()) as pool:
         descriptor, size = file.fileno(), os.fstat(file.fileno()).st_size
         digest = hashlib.sha256(size.to_bytes(8, "little"))
-        # Reading and summing release the interpreter's lock.
+        # Reading and CRC-32 release the GIL.
         for value in pool.map(lambda at: _crc32(descriptor, at, min(CHUNK, size - at)), range(0, size, CHUNK)):
             digest.update(value.to_bytes(4, "little"))
     return digest.hexdigest()
@@ -202,13 +202,13 @@ def _crc32(descriptor: int, start: int, length: int) -> int:
 
 
 def write_checked_json(path: Path | str, content: Mapping[str, Any]) -> None:
-    """``content`` as JSON with a last entry "sha256" over all of it, by which read_checked_json notices any change."""
+    """Write ``content`` as JSON with a last entry "sha256", by which read_checked_json detects any change."""
     with atomic(path) as temporary:
         temporary.write_text(_checked_text(content))
 
 
 def read_checked_json(path: Path | str) -> dict[str, Any]:
-    """What write_checked_json wrote, to the byte; a ValueError that names the file for anything else."""
+    """Read what write_checked_json wrote. Any changed byte is a ValueError that names the file."""
     text = Path(path).read_bytes()
     try:
         content = json.loads(text)
@@ -217,7 +217,7 @@ def read_checked_json(path: Path | str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: the file is damaged ({str(error) or type(error).__name__})") from None
     stored = content.pop("sha256", None)
-    # The whole text is compared, and not the digests alone, so that no byte of the file is left out.
+    # The whole text is compared, not only the digests, so that every byte is checked.
     if text != _checked_text(content).encode():
         raise ValueError(f"{path}: the file is damaged; its checksum does not fit its content (stored: {stored})")
     return content

@@ -1,15 +1,15 @@
-"""Optimisers for a model with embedding tables: PyTorch's own for its layers, a lazy one for the rows of its tables.
+"""Optimisers for a model with embedding tables: PyTorch's for its layers, lazy ones for the rows of its tables.
 
-Lazy: a row that no example of the batch names keeps its value and its moments, so a step costs the same however high
-the tables are. Adam's bias correction counts all steps, like :class:`torch.optim.SparseAdam`; a table whose rows are
-all in every batch is updated exactly as :class:`torch.optim.Adam` would, and likewise with AdamW and Adagrad.
+Lazy means that rows outside the batch keep their values and moments. So the cost of a step does not depend on the
+number of rows of the tables. Adam's bias correction counts all steps, like :class:`torch.optim.SparseAdam`. If every
+batch has all rows of a table, the updates equal those of :class:`torch.optim.Adam`, AdamW and Adagrad.
 
-All tables are updated by one launch. On other devices than the CPU a step does not wait for the device. With
-``capturable=True`` it can be captured in a CUDA graph: the learning rate and the number of the step are then tensors on
-the device. (``Optimizer.set_lr`` and PyTorch's schedulers write to such a rate in place; a number assigned to
-``group["lr"]`` would not reach a captured step.)
+One launch updates all tables. On other devices than the CPU a step does not synchronise. With ``capturable=True`` a
+CUDA graph can capture it: the learning rate and the step number are then tensors on the device. ``Optimizer.set_lr``
+and PyTorch's schedulers write to such a rate in place. A number assigned to ``group["lr"]`` would not reach a captured
+step.
 
-The forms of a sparse gradient are in ops/row_updates.py.
+ops/row_updates.py describes the forms of a sparse gradient.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -25,8 +25,8 @@ from fastcross.ops.row_updates import RowGradient, in_words, is_like, rows_of, s
 
 __all__ = ["OPTIMIZERS", "Optimizer", "RowAdagrad", "RowAdam", "RowSGD", "clip_grad_norm", "configure"]
 
-WEIGHT_DECAY = 0.01  # of AdamW, as torch.optim's own
-NUMBERS = {"lr", "step"}  # what a step reads of its group that changes from step to step
+WEIGHT_DECAY = 0.01  # of AdamW, as in torch.optim
+NUMBERS = {"lr", "step"}  # entries of a group that change from step to step
 
 
 def configure(
@@ -38,18 +38,19 @@ def configure(
     capturable: bool = False,
     backend: str = "auto",
 ) -> "Optimizer":
-    """An optimiser for all trainable parameters of ``model``; its tables have sparse gradients from now on.
+    """An optimiser for all trainable parameters of ``model``. It makes the gradients of the tables sparse.
 
     Args:
-        model: tables of its :class:`EmbeddingStack` layers are updated lazily, the rest as usual.
+        model: tables of its :class:`EmbeddingStack` layers are updated lazily, all other parameters by PyTorch.
         lr: the learning rate.
-        name: "adam", "adamw" (a weight decay of 0.01), "adagrad", "rowwise_adagrad" (which keeps one number for each
-            row of a table; Adagrad for the layers) or "sgd".
-        sparse_gradients: of the tables; False for DistributedDataParallel, which adds up dense ones only.
-        capturable: for a step that is captured in a CUDA graph: learning rates and numbers of steps are tensors on the
-            device, as PyTorch's Adam and AdamW have them by that name; its fused SGD has no number, and takes such a
-            rate. Its Adagrad, which reads both on the host, does not: only tables can then be captured.
-        backend: of the tables' updates; "auto" takes the kernels of their device, "torch" PyTorch's own operators.
+        name: "adam", "adamw" (a weight decay of 0.01), "adagrad", "rowwise_adagrad" (one number per row of a table;
+            Adagrad for the layers) or "sgd".
+        sparse_gradients: whether the tables have sparse gradients; False for DistributedDataParallel, which needs
+            dense ones.
+        capturable: for steps in a CUDA graph: learning rate and step number are tensors on the device, as with
+            PyTorch's Adam and AdamW. PyTorch's Adagrad does not support this, so it works for Adagrad only if there are
+            no layers.
+        backend: of the tables' updates; "auto" uses the kernels of their device, "torch" PyTorch's operators.
     """
     if name not in OPTIMIZERS:
         raise ValueError(f"name must be one of {', '.join(OPTIMIZERS)}; got {name!r}")
@@ -66,7 +67,7 @@ def configure(
         if capturable and not fused:
             raise ValueError(f'capturable needs layers that "adam", "adamw" or "sgd" updates; got {name!r}')
         rate = torch.full((), lr, device=layers[0].device, dtype=torch.float32) if capturable else lr
-        # SGD has no such option and keeps no number of the step.
+        # SGD has no such option and no step number.
         options = {"capturable": True} if capturable and usual is not torch.optim.SGD else {}
         parts.append(usual(layers, lr=rate, fused=fused or None, **options))
     if tables:
@@ -83,17 +84,17 @@ class Optimizer(torch.optim.Optimizer):
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self.parts = list(parts)
-        # The very groups and no copies of them: a learning rate set here is one set there.
+        # The same groups, not copies: a learning rate set here is set there.
         super().__init__([{"params": group["params"]} for part in parts for group in part.param_groups], {})
         self.param_groups = [group for part in parts for group in part.param_groups]
         self._is_made = True
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: the groups stay the very groups of the parts, since these come with them."""
+        """For copies and pickles: the groups stay the same objects as the parts' groups."""
         return super().__getstate__() | {"parts": self.parts, "_is_made": True}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused once it is made: no part would update these parameters."""
+        """Raises after construction: no part would update these parameters."""
         if self._is_made:
             raise ValueError(
                 "its parts have their parameters already; for more, make a new optimiser: configure(model)"
@@ -111,7 +112,7 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def set_lr(self, lr: float) -> None:
-        """In every group; where the rate is on the device it is written there, for a captured step to read."""
+        """Set the rate of every group. A rate on the device is written in place, for a captured step to read."""
         for group in self.param_groups:
             if isinstance(group["lr"], Tensor):
                 group["lr"].fill_(lr)
@@ -120,7 +121,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """As :func:`clip_grad_norm`, over all parameters of this optimiser."""
+        """Like :func:`clip_grad_norm`, over all parameters of this optimiser."""
         return clip(gradients(p for group in self.param_groups for p in group["params"]), max_norm)
 
     def state_dict(self) -> dict[str, Any]:
@@ -132,7 +133,7 @@ class Optimizer(torch.optim.Optimizer):
         return {"parts": parts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the whole state or, where some of it does not fit, raises and leaves everything as it was."""
+        """Loads the whole state. If a part does not fit, raises and changes nothing."""
         if len(state_dict["parts"]) != len(self.parts):
             raise ValueError(f"the state must have {len(self.parts)} parts; got {len(state_dict['parts'])}")
         before = [(part.state, part.param_groups) for part in self.parts]
@@ -144,7 +145,7 @@ class Optimizer(torch.optim.Optimizer):
                 part.state, part.param_groups = state, groups
             raise
         self.param_groups = [group for part in self.parts for group in part.param_groups]
-        # How this optimiser runs is its own, whatever the one was that was saved.
+        # capturable stays as it is here, whatever was saved.
         for group, old in zip(self.param_groups, (group for _, groups in before for group in groups), strict=True):
             if "capturable" in old:
                 group["capturable"] = old["capturable"]
@@ -153,15 +154,15 @@ class Optimizer(torch.optim.Optimizer):
 
 
 class RowOptimizer(torch.optim.Optimizer):
-    """Updates the rows that have a gradient, and what it keeps of them; a subclass says how.
+    """The base of optimisers that update only the rows with a gradient, and their moments.
 
     Args:
-        backend: "auto" takes the kernels of the tables' device, "torch" PyTorch's own operators.
-        capturable: whether the learning rate and the number of the step are kept on the device.
+        backend: "auto" uses the kernels of the tables' device, "torch" PyTorch's operators.
+        capturable: whether the learning rate and the step number are on the device.
     """
 
-    kept: tuple[str, ...] = ()  # names of what is kept of each table
-    options: tuple[str, ...] = ("backend", "capturable")  # names of what an optimiser is, beside its groups
+    kept: tuple[str, ...] = ()  # names of the moments of each table
+    options: tuple[str, ...] = ("backend", "capturable")  # names of attributes beside the groups
     backend, capturable = "auto", False
 
     def __init__(
@@ -172,7 +173,7 @@ class RowOptimizer(torch.optim.Optimizer):
         super().__init__(tables, defaults)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles; PyTorch's own would leave the options out."""
+        """For copies and pickles; PyTorch's version would omit the options."""
         return super().__getstate__() | {name: getattr(self, name) for name in self.options}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -180,7 +181,7 @@ class RowOptimizer(torch.optim.Optimizer):
         self._place(self.param_groups[-1])
 
     def _place(self, group: dict[str, Any]) -> None:
-        """Where a captured step reads the rate and the number of the step: on the device of the tables."""
+        """Move the rate and the step number to the tables' device, where a captured step reads them."""
         table = group["params"][0]
         for name in NUMBERS & group.keys():
             if self.capturable and not isinstance(group[name], Tensor):
@@ -202,7 +203,7 @@ class RowOptimizer(torch.optim.Optimizer):
                 for (backend, *_), chosen in together.items():
                     self._update(backend, group, *map(list, zip(*chosen, strict=True)))
                 for table, *_ in entries:
-                    # For autograd, which would not notice that a kernel wrote to it.
+                    # Tell autograd that a kernel wrote to the table.
                     torch.autograd.graph.increment_version(table)
         return loss
 
@@ -212,21 +213,21 @@ class RowOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _read(self, parameters: list[Tensor]) -> list[tuple[Tensor, str, RowGradient, tuple[Tensor, ...]]]:
-        """The tables whose gradients have rows, each with its backend, these rows and what is kept of it."""
+        """The tables whose gradients have rows, each with its backend, these rows and its moments."""
         having = [(table, self._backend(table)) for table in parameters if table.grad is not None]
-        # The CPU's kernels take each row they are given for another one.
+        # The CPU kernels require distinct rows.
         found = [(table, backend, rows_of(table, is_compact=backend == "cpu")) for table, backend in having]
         return [(table, backend, rows, self.moments(table)) for table, backend, rows in found if len(rows[0])]
 
     def _backend(self, table: Tensor) -> str:
-        """Whose kernels a table goes to; they take contiguous ones."""
+        """The backend for a table; kernels need contiguous tables."""
         return backends.choose(self.backend, table) if table.is_contiguous() else "torch"
 
     def _lr(self, group: dict[str, Any]) -> float | Tensor:
         return group["lr"] if self.capturable else float(group["lr"])
 
     def moments(self, table: Tensor) -> tuple[Tensor, ...]:
-        """What is kept of a table, Adam's (m, v) for example; zeros before its first step."""
+        """The moments of a table, such as Adam's (m, v); zeros before its first step."""
         if not self.kept:
             return ()
         state, like = self.state[table], self._like(table)
@@ -239,11 +240,11 @@ class RowOptimizer(torch.optim.Optimizer):
                     f"{name} must be like its table, {in_words(like)}; got {in_words(moment)}: "
                     "a table that was replaced needs a new optimiser"
                 )
-            state[name] = moment.contiguous()  # an expanded one has less memory than rows
+            state[name] = moment.contiguous()  # an expanded tensor has less memory than its shape
         return tuple(state[name] for name in self.kept)
 
     def _like(self, table: Tensor) -> Tensor:
-        """What each of the kept tensors resembles in shape, dtype and device."""
+        """A tensor with the shape, dtype and device of each moment."""
         return table
 
     def state_dict(self) -> dict[str, Any]:
@@ -256,7 +257,7 @@ class RowOptimizer(torch.optim.Optimizer):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes the state or, where a moment does not fit its table, raises and leaves everything as it was."""
+        """Loads the state. If a moment does not fit its table, raises and changes nothing."""
         before = self.state, self.param_groups
         super().load_state_dict(state_dict)
         try:
@@ -272,9 +273,8 @@ class RowOptimizer(torch.optim.Optimizer):
 class RowAdam(RowOptimizer):
     """Adam on the rows that have a gradient: m += (1-β₁)(g-m), v += (1-β₂)(g²-v), w -= lr m̂ / (√v̂ + ε).
 
-    With a ``weight_decay`` AdamW, lazy like the rest: before a step, w -= lr weight_decay w on the rows of the batch
-    alone. A row that is rare therefore decays as rarely, where :class:`torch.optim.AdamW` would let it fade between its
-    batches, at the cost of the whole table in every step.
+    With a ``weight_decay`` this is a lazy AdamW: before a step, w -= lr weight_decay w on the rows of the batch only.
+    So rare rows decay rarely. :class:`torch.optim.AdamW` decays all rows in every step, at the cost of the whole table.
     """
 
     kept = ("exp_avg", "exp_avg_sq")
@@ -301,15 +301,15 @@ class RowAdam(RowOptimizer):
         self, backend: str, group: dict[str, Any], tables: list[Tensor], moments: list[Any], rows: list[RowGradient]
     ) -> None:
         options = self._lr(group), tuple(group["betas"]), group["eps"], group["step"]
-        # A state that was saved before there was a decay has none.
+        # States of older versions have no decay.
         row_updates.adam_rows(backend, tables, moments, rows, *options, weight_decay=group.get("weight_decay", 0.0))
 
 
 class RowAdagrad(RowOptimizer):
     """Adagrad on the rows that have a gradient: s += g², w -= lr g / (√s + ε).
 
-    ``row_wise`` keeps one s for each row in place of one for each element, s += mean(g²): a table's state then is one
-    column, where Adam keeps two more tables.
+    ``row_wise`` keeps one s per row instead of one per element, s += mean(g²). A table's state is then one column,
+    where Adam has two more tables.
     """
 
     kept = ("sum",)
@@ -378,7 +378,7 @@ OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], Callable[..., 
 def clip_grad_norm(model: nn.Module, max_norm: float) -> Tensor:
     """Scales all gradients so that their global norm is at most ``max_norm``; returns the norm before.
 
-    A table's gradient counts once per row, after the sum over the examples that share the row. Where the norm is not
+    The norm includes each row of a table once, after the sum over the examples with that row. If the norm is not
     finite, finite gradients become 0 and all others NaN.
     """
     return clip(gradients(model.parameters()), max_norm)
@@ -391,7 +391,7 @@ def clip(values: list[Tensor], max_norm: float) -> Tensor:
 
 
 def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
-    """What the parameters' gradients hold; of sparse ones the values, with the sum of each row once."""
+    """The values of the parameters' gradients; for sparse ones, the sum of each row once."""
     values = []
     for parameter in parameters:
         if parameter.grad is not None:
@@ -404,17 +404,17 @@ def gradients(parameters: Iterable[Tensor]) -> list[Tensor]:
 def scale_gradients(values: list[Tensor], norm: Tensor, max_norm: float) -> None:
     """Multiplies gradients of this norm by min(1, max_norm / norm), and by 0 where the norm is infinite or NaN.
 
-    Then finite gradients become 0, so that none passes unclipped, and all others NaN, so that a caller can still find
-    the first of them.
+    In the latter case finite gradients become 0, so that none passes unclipped, and others NaN, so that a caller can
+    find the first one.
     """
     if values and max_norm < float("inf"):
-        # Without a look at the norm, which would wait for the device; min(1, …) leaves small gradients as they are.
+        # Without reading the norm, which would synchronise; min(1, …) leaves small gradients unchanged.
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).nan_to_num(nan=0.0)
         torch._foreach_mul_(values, factor)
 
 
 def _zeros(table: Tensor) -> Tensor:
-    """Zeros that take up memory only as rows are touched, on a CPU: what the system hands out is zero already."""
+    """Zeros like ``table``. On a CPU they use memory only for rows that are written: new pages are zero already."""
     if table.device.type == "cpu" and table.dtype in (torch.float32, torch.float64):
         return torch.from_numpy(np.zeros(table.shape, str(table.dtype).removeprefix("torch.")))
     return torch.zeros_like(table, memory_format=torch.contiguous_format)

@@ -1,13 +1,13 @@
-"""Theorem 3.1 as code: the polynomial that a cross network with a head computes, one exact coefficient at a time.
+"""Theorem 3.1 as code: exact coefficients of the polynomial that a cross network with a head computes.
 
 A cross network of L layers with a head v computes, for an input x, a polynomial of degree L + 1 in x_1, …, x_d:
 
     z = α_L q + β_L·v,   q = v·x,   p_l = w_l·x
     α_0 = 1,  α_{l+1} = α_l (1 + p_l) + c_l,   c_l = β_l·w_l,   β_l = b_0 + … + b_{l-1}
 
-Its d^(L+1) coefficients are never listed. One of them needs the recurrence on polynomials in its own variables only,
-cut off at its own exponents: Π (α_i + 1) numbers. The largest of a degree are found by branch and bound. Everything
-here is float64 and on the CPU, whatever the parameters are.
+Its d^(L+1) coefficients are never listed. One coefficient needs the recurrence on polynomials in its own variables
+only, truncated at its exponents: Π (α_i + 1) numbers. Branch and bound finds the largest ones of a degree. All
+computation is in float64 on the CPU.
 """
 
 import heapq
@@ -46,13 +46,13 @@ def coefficient(weight: Tensor, bias: Tensor | None, head: Tensor, alpha: Mappin
 def terms(weight: Tensor, bias: Tensor | None, head: Tensor, degree: int, top: int = 10) -> list[Term]:
     """The ``top`` monomials of one degree whose coefficients are largest in absolute value, largest first.
 
-    Branch and bound: a monomial is built feature by feature, and a beginning is given up when no completion of it can
-    reach the ``top`` best so far. Terms that are zero are left out. Ties are broken in favour of lower features.
+    Branch and bound builds monomials feature by feature, and prunes a prefix if no completion can reach the ``top``
+    best so far. Zero terms are left out. Ties go to the lower features.
 
     Args:
         weight, bias, head: as for :func:`coefficient`.
-        degree: 0 to L + 1; the polynomial has no terms beyond.
-        top: how many.
+        degree: 0 to L + 1, the polynomial's degree.
+        top: number of terms.
     """
     network = _Network(weight, bias, head)
     if degree < 0 or top < 1:
@@ -81,7 +81,7 @@ class _Network:
         self.columns = np.concatenate((w, v[None]))
         self.c = (beta[:-1] * w).sum(axis=1)
         self.constant = float(beta[-1] @ v)
-        # α_l's constant term: what multiplies the first of a term's layers.
+        # α_l's constant term: the factor of the first of a term's layers.
         self.starts = 1 + np.concatenate(([0.0], np.cumsum(self.c)))
 
     def coefficient(self, features: tuple[int, ...], exponents: tuple[int, ...]) -> float:
@@ -97,12 +97,12 @@ class _Search:
     def __init__(self, network: _Network, degree: int, top: int) -> None:
         self.degree, self.top, self.starts = degree, top, network.starts
         strength = np.abs(network.columns).max(axis=0)
-        self.order = np.argsort(-strength, kind="stable")  # strong features first: what is left to choose gets weak
+        self.order = np.argsort(-strength, kind="stable")  # strong features first, so that bounds fall quickly
         self.columns = np.ascontiguousarray(network.columns[:, self.order])
         self.absolute = np.abs(self.columns)
-        # largest[:, i]: of each layer, over the features from position i on.
+        # largest[:, i]: the largest of each layer over the features from position i on.
         self.largest = np.maximum.accumulate(self.absolute[:, ::-1], axis=1)[:, ::-1]
-        self.found: list[tuple[float, tuple[int, ...], float]] = []  # a heap, the weakest of the best on top
+        self.found: list[tuple[float, tuple[int, ...], float]] = []  # a heap of the best, the smallest on top
 
     def run(self) -> list[Term]:
         queue: list[tuple[float, tuple[int, ...]]] = [(-math.inf, ())]
@@ -124,16 +124,16 @@ class _Search:
         return self.found[0][0] if len(self.found) == self.top else 0.0
 
     def _bounds(self, chosen: tuple[int, ...], first: int) -> Array:
-        """For each next feature from ``first`` on: no completion's coefficient is larger than this.
+        """For each next feature from ``first`` on: an upper bound of the coefficients of all completions.
 
-        The features yet to come are replaced by one that is in each layer as strong as the strongest of them. Different
-        features can be arranged in more ways than one that is repeated, at most left! times as many.
+        The remaining features are replaced by one that is as strong in each layer as the strongest of them. Distinct
+        features have at most left! times as many arrangements as a repeated one.
         """
         left = self.degree - len(chosen) - 1
         features, exponents = _collect(chosen)
         columns = np.concatenate((self.absolute[:, features], self.largest[:, first, None]), axis=1)
         derivative = _derivative(columns, np.abs(self.starts), (*exponents, left))
-        # A hair's breadth more, so that rounding never gives up what ties with the best.
+        # Slightly larger, so that rounding never prunes a tie with the best.
         return derivative @ self.absolute[:, first:] * (math.factorial(left) * (1 + 1e-9))
 
     def _finish(self, chosen: tuple[int, ...]) -> None:

@@ -25,7 +25,7 @@ from fastcross.tuning.study import Study
 
 
 def compare(args: Namespace) -> int:
-    """The paper's table 1 for your data: the same split, the same training, one run folder for each model and seed."""
+    """The paper's table 1 for your data: the same split and training, one run folder per model and seed."""
     require("training", "train")
     folder = Path(args.output or run_name("compare"))
     plans = {(name, seed): experiment(args, name, seed, strict=False) for name in args.models for seed in args.seeds}
@@ -68,7 +68,7 @@ def compare(args: Namespace) -> int:
 
 
 def _check_folder(folder: Path, args: Namespace) -> None:
-    """A comparison goes on where it was broken off, and may grow; it does not replace another."""
+    """A comparison can be continued and extended, but does not replace another one."""
     if not (folder / "table.json").exists():
         return
     found = read_json(folder / "table.json")
@@ -83,7 +83,7 @@ def takes_crosses(model: str) -> bool:
 
 
 def _finder(args: Namespace) -> Experiment | None:
-    """The experiment that finds crosses, where some are to be found."""
+    """The experiment that finds crosses; None without --crosses."""
     if args.auto_crosses is None:
         return None
     if args.crosses:
@@ -147,7 +147,7 @@ def _metric(row: Mapping[str, Any], name: str) -> str:
 
 
 def tune(args: Namespace) -> int:
-    """A search over the settings of one or several models."""
+    """Search over the settings of one or several models."""
     require("training", "train")
     require("tune", "tune")
     if args.resume:
@@ -163,7 +163,7 @@ def tune(args: Namespace) -> int:
             if args.seeds:
                 seeds(study, opened, args.seeds, show=show, progress=progress)
     except (Interrupted, KeyboardInterrupt):
-        show(f"interrupted; go on with: fastcross tune --resume {study.path}{_again(args)}")
+        show(f"interrupted; continue with: fastcross tune --resume {study.path}{_again(args)}")
         return 130
     _report(study)
     return 0
@@ -188,7 +188,7 @@ def _create(args: Namespace) -> Study:
 
 
 def _again(args: Namespace) -> str:
-    """How long to search is no property of the study."""
+    """The options of the search's length, which a resumed study needs again."""
     times = {"budget": f"{args.budget:g}s" if args.budget else None, "trials": args.trials, "seeds": args.seeds}
     return "".join(f" --{name} {value}" for name, value in times.items() if value)
 

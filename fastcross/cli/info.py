@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 
-ROWS_PER_BATCH = 1024  # the pairs of so many rows stay in cache
-BRIEFLY = 64  # batches that `fastcross info` looks at
+ROWS_PER_BATCH = 1024  # the pairs of this many rows stay in the CPU's cache
+BRIEFLY = 64  # batches that `fastcross info` reads
 Batches = Callable[[], Iterable[Batch]]
 
 
@@ -115,7 +115,7 @@ def explain(args: Namespace) -> int:
 
 
 def print_strongest(trained: Trained) -> None:
-    """The strongest crosses of a DCN over some of its training rows, where they are still at hand."""
+    """Print the strongest crosses of a DCN over some of its training rows, if the cache still exists."""
     training = _training(trained)
     model = trained.model
     if not isinstance(model, DCN) or not model.parallel or training is None:
@@ -132,14 +132,14 @@ def print_degrees(degrees: Sequence[float], deep: float, rows: int) -> None:
 
 
 def print_explanation(explanation: Explanation) -> None:
-    """Where the logit comes from, and the five strongest crosses."""
+    """Print the logit's variance by degree, and the five strongest crosses."""
     print_degrees(explanation.degrees, explanation.unexplained, explanation.rows)
     crosses = ", ".join(f"{' × '.join(cross.fields)} {cross.strength:.3g}" for cross in explanation.strongest(5))
     print(f"strongest crosses (standard deviation in the logit): {crosses}")
 
 
 def _rows(trained: Trained, data: str | None) -> Batches:
-    """The rows to explain: those of a file, or the test part of the cache (the training part where there is none)."""
+    """The rows to explain: those of a file, or the test part of the cache (the training part if there is none)."""
     if data is not None and not Path(data).is_dir():
         return lambda: read_for_prediction(data, trained.encoder, batch_size=ROWS_PER_BATCH)
     cache = trained.open_cache(data)
@@ -164,7 +164,7 @@ def _counted(rows: Batches, progress: "tqdm[Any]") -> Batches:
 
 
 def _example(rows: Batches, number: int) -> Batch:
-    """Row ``number``, counted from 1, as a batch of its own."""
+    """Row ``number``, counted from 1, as a batch."""
     first = 1
     for batch in rows():
         if number < first + len(batch):

@@ -1,4 +1,4 @@
-"""The fastcross command: runs what parser.py has parsed, and turns an error into one line on standard error.
+"""The fastcross command: runs the parsed command, and prints an error as one line on standard error.
 
 Exit codes: 0 done, 1 done but part of the input was lost (doctor: something is wrong), 2 an error, 130 interrupted by
 Ctrl-C, 143 by SIGTERM. (A training that is interrupted by either saves its state first, and exits with 130.)
@@ -34,8 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _exiting_on_sigterm():
             return run(args)
     except KeyboardInterrupt:
-        # An interrupt that has passed through exec() of a text, as in many imports, is remembered as unhandled: Python
-        # would end itself by the signal instead of with our exit code. A text that ends well makes it forget.
+        # An interrupt that has passed through exec() of a text, as in many imports, is recorded as unhandled: Python
+        # would end itself by the signal instead of with our exit code. Another exec() clears the record.
         exec("")
         print(f"fastcross {command}: interrupted", file=sys.stderr)
         return 130
@@ -51,8 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _leaving_at_once() -> Iterator[None]:
-    """Ctrl-C while libraries are imported: nothing is to be cleaned up yet, and an import that is torn by an exception
-    may swallow it, or print a traceback of its own."""
+    """Exit at once on Ctrl-C while libraries are imported: there is nothing to clean up yet, and an interrupted import
+    may swallow the exception or print a traceback."""
 
     def leave(number: int, frame: object) -> None:
         os.write(2, b"fastcross: interrupted\n")
@@ -72,7 +72,7 @@ def _leaving_at_once() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _exiting_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the command as an exception does, so that no half-written file is left behind."""
+    """Turn SIGTERM into an exception, so that temporary files are removed."""
     usual = signal.getsignal(signal.SIGTERM)
     if usual is not signal.SIG_DFL or threading.current_thread() is not threading.main_thread():
         yield
@@ -85,7 +85,7 @@ def _exiting_on_sigterm() -> Iterator[None]:
 
 
 def _explain(error: Exception) -> str:
-    """What the user can use of an error: the errors that fastcross raises on purpose speak for themselves."""
+    """The message of an error for the user."""
     from fastcross.extras import extra_of, needs
 
     if isinstance(error, ModuleNotFoundError) and error.name and extra_of(error.name):

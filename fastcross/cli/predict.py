@@ -1,4 +1,4 @@
-"""fastcross evaluate, predict, export and convert: what a trained model is used for."""
+"""fastcross evaluate, predict, export and convert: the uses of a trained model."""
 
 import contextlib
 import csv
@@ -60,7 +60,7 @@ def evaluate(args: Namespace) -> int:
 
 
 def predict(args: Namespace) -> int:
-    """Probabilities for the rows of a file, one row of output for each row of input."""
+    """Predict probabilities for the rows of a file, one output row per input row."""
     output = check_output(args.output, SUFFIXES, args.run)
     if args.id_column and output.suffix == ".npy":
         raise ValueError(f"--id-column has no effect on {output.name}: an array holds numbers alone")
@@ -87,14 +87,14 @@ def predict(args: Namespace) -> int:
 
 
 def align(rows: PredictionRows, found: Iterator[Array]) -> Iterator[tuple[Array, pa.Array | None, Array]]:
-    """Numbers, ids and probabilities of all rows of the input in order; a row that was skipped has no id and NaN."""
+    """Numbers, ids and probabilities of all input rows, in order. A skipped row has no id, and NaN."""
     position, skipped_before = 0, 0
     waiting: list[pa.Array] = []
     shape: tuple[int, ...] = ()
     for probability in found:
         size, shape = len(probability), probability.shape[1:]
         skipped = np.array(rows.skipped[skipped_before:], np.int64)
-        # The last of these rows comes after all that were skipped before it.
+        # All skipped rows before the last of these rows are known.
         good = np.setdiff1d(np.arange(position, position + size + len(skipped)), skipped)[:size]
         numbers = np.arange(position, good[-1] + 1)
         aligned = np.full((len(numbers), *shape), np.nan)
@@ -108,7 +108,7 @@ def align(rows: PredictionRows, found: Iterator[Array]) -> Iterator[tuple[Array,
 
 
 def _take_ids(rows: PredictionRows, waiting: list[pa.Array], good: Array, numbers: Array) -> pa.Array | None:
-    """The ids of the next rows that were read, at their places among ``numbers``."""
+    """The ids of the next rows that were read, aligned with ``numbers``."""
     if rows.id_column is None:
         return None
     waiting += rows.id_blocks
@@ -127,13 +127,12 @@ class Writer(Protocol):
 
 @contextlib.contextmanager
 def prediction_file(path: Path, classes: Sequence[str], id_column: str | None = None) -> Iterator[Writer]:
-    """Writes predictions in the format of the file's name; the file is there when the block ends without error.
+    """Writes predictions in the format of the file's suffix. The file appears when the block ends without error.
 
     CSV and Parquet have the columns `row` (from 1), the id column if there is one, and probabilities: of the second of
-    two classes, else of each; without classes, of a quantity, the column is `prediction`. Where the classes have names
-    of their own, these stand in the columns' names, and a column `class` holds the likeliest one. A row that could not
-    be read has its number and nothing more. NumPy's format holds the numbers alone, (rows,) or (rows, classes), NaN for
-    such a row.
+    two classes, or of each class. A regression's column is `prediction`. Names of classes are in the columns' names,
+    and a column `class` has the likeliest class. A row that could not be read has its number only. NumPy's format is an
+    array (rows,) or (rows, classes), with NaN for such rows.
     """
     names = _column_names(classes, id_column)
     with atomic(path) as temporary, contextlib.ExitStack() as stack:
@@ -161,7 +160,7 @@ def _column_names(classes: Sequence[str], id_column: str | None) -> list[str]:
 
 
 class _ArrayFile:
-    """An .npy file that grows; its header is written again when the number of rows is known."""
+    """An .npy file that grows. Its header is rewritten at the end, when the number of rows is known."""
 
     def __init__(self, file: IO[bytes], num_classes: int) -> None:
         self.file, self.shape, self.rows = file, () if num_classes in (0, 2) else (num_classes,), 0
@@ -183,7 +182,7 @@ class _ArrayFile:
 
 
 class _ParquetFile:
-    """Opened with the first rows, which tell the type of the ids."""
+    """A Parquet file, opened with the first rows, which have the type of the ids."""
 
     def __init__(self, path: Path, names: list[str], classes: Sequence[str], stack: contextlib.ExitStack) -> None:
         self.path, self.names, self.classes, self.stack = path, names, classes, stack
@@ -216,14 +215,14 @@ class _CsvFile:
 
 
 def _likeliest(probability: Array, classes: Sequence[str]) -> list[str | None]:
-    """The name of each row's likeliest class, None for a row that has no probabilities."""
+    """The name of each row's likeliest class; None for a row without probabilities."""
     absent = np.isnan(probability if probability.ndim == 1 else probability[:, 0])
     choice = probability >= 0.5 if probability.ndim == 1 else np.nan_to_num(probability).argmax(axis=1)
     return [None if missing else classes[int(i)] for i, missing in zip(choice, absent, strict=True)]
 
 
 def export(args: Namespace) -> int:
-    """The model and its encoder in a file for serving."""
+    """Write the model and its encoder to a file for serving."""
     from fastcross.interop.serving import export_run  # with torch.export, which takes a while to import
 
     output = check_output(args.output, (".pt2", ".onnx"), args.run)
@@ -231,7 +230,7 @@ def export(args: Namespace) -> int:
         refuse(args, "a .pt2 file, which takes encoded values always", ("encoded",))
     trained = load_model(args.run, "cpu")
     with warnings.catch_warnings():
-        if not args.debug:  # what PyTorch's exporter says of its own code
+        if not args.debug:  # PyTorch's exporter warns about its own code
             warnings.simplefilter("ignore")
         exported = export_run(trained.model, trained.encoder, output, encoded=args.encoded)
     beside = f", its encoder: {exported.encoder}" if exported.encoder else ""
@@ -249,7 +248,7 @@ def export(args: Namespace) -> int:
 
 
 def convert(args: Namespace) -> int:
-    """The checkpoints of a run from one file to shards, or back."""
+    """Convert the checkpoints of a run from one file to shards, or back."""
     from fastcross.distributed.sharding import convert_run  # with torch.distributed.checkpoint
 
     names = convert_run(Run(args.run), args.to, Path(args.output))
@@ -258,9 +257,9 @@ def convert(args: Namespace) -> int:
 
 
 def check_output(output: str | Path, suffixes: Sequence[str], run: str | Path) -> Path:
-    """The path to write to; a ValueError where that cannot be done, or would overwrite a file of the run.
+    """The path to write to. Raises ValueError if it is not writable, or would overwrite a file of the run.
 
-    Called before the work: an error after minutes of prediction helps nobody.
+    This is called before minutes of prediction, not after.
     """
     path = Path(output)
     if path.suffix not in suffixes:
@@ -276,7 +275,7 @@ def check_output(output: str | Path, suffixes: Sequence[str], run: str | Path) -
 
 
 def refuse_overwriting(output: Path, inputs: Iterable[str | Path]) -> None:
-    """Raise where the output is one of the inputs, be it by another name or link."""
+    """Raise if the output is one of the inputs, also by another name or link."""
     for file in inputs:
         if output.exists() and Path(file).exists() and output.samefile(file):
             raise ValueError(f"the output {output} would overwrite {file}, which is read; choose another file")

@@ -1,4 +1,4 @@
-"""What every command prints: progress to standard error, results to standard output."""
+"""Printing for all commands: progress to standard error, results to standard output."""
 
 import contextlib
 import sys
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 def show(line: str) -> None:
-    """Progress goes to standard error, results to standard output."""
+    """Print a line of progress to standard error."""
     print(line, file=sys.stderr, flush=True)
 
 
 def bar(stage: str, total: int | None, unit: str = " rows") -> "tqdm[Any]":
-    """A progress bar, which tqdm keeps to itself where standard error is not a terminal."""
+    """A progress bar; tqdm shows it only if standard error is a terminal."""
     from tqdm.auto import tqdm
 
     return tqdm(
@@ -35,8 +35,8 @@ def bar(stage: str, total: int | None, unit: str = " rows") -> "tqdm[Any]":
 
 @contextlib.contextmanager
 def bars(name: str | None = None) -> Iterator[Callable[[str, int, int], None]]:
-    """A function of (stage, done, total), as :func:`fastcross.data.prepare` takes it: one bar for each stage, or of
-    this name."""
+    """A function of (stage, done, total) for :func:`fastcross.data.prepare`: one bar per stage, or one with this
+    name."""
     shown: dict[str, tqdm[Any]] = {}  # the bar of the present stage
 
     def close() -> None:
@@ -58,9 +58,9 @@ def bars(name: str | None = None) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def report_reading(rows: "PredictionRows") -> bool:
-    """What was met in a file that the model had not seen: bad rows that were skipped, values it does not know.
+    """Print the skipped bad rows of a file, and the share of values that the model does not know.
 
-    Returns whether a part of the file was lost, of which nobody knows how many rows it held.
+    Returns whether a part of the file was lost, with an unknown number of rows.
     """
     if rows.problems:
         show(f"skipped {len(rows.problems):,} bad rows, such as: {rows.problems.examples[0]}")
@@ -76,7 +76,7 @@ def report_reading(rows: "PredictionRows") -> bool:
 
 
 def print_metrics(result: Mapping[str, Any]) -> None:
-    """The metrics of each part, one line each, and what a training cost."""
+    """Print the metrics of each part, one line each, and the cost of a training."""
     for part, found in result.items():
         if isinstance(found, Mapping) and ("logloss" in found or "rmse" in found):
             print(f"{part}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items() if value is not None))
@@ -96,7 +96,7 @@ def print_cache(cache: "Cache") -> None:
     print(f"made with: {plain(configuration)}; encoder {cache.encoder_fingerprint[:12]}")
     print(cache.report)
     if cache.manifest["findings"]:
-        return  # the report has named each column
+        return  # the report lists each column
     print(f"dense columns ({len(schema.dense_names)}): {', '.join(schema.dense_names)}")
     for kind, names, cardinalities in (
         ("categorical", schema.categorical_names, schema.cardinalities),
@@ -108,7 +108,7 @@ def print_cache(cache: "Cache") -> None:
 
 
 def plain(values: Any) -> str:
-    """As in "lr 0.001, epochs 3"; what is None is left out."""
+    """As in "lr 0.001, epochs 3", without values of None."""
     if not isinstance(values, Mapping):
         return str(values)
     return ", ".join(f"{name} {value}" for name, value in values.items() if value is not None)

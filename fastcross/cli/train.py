@@ -1,4 +1,4 @@
-"""fastcross prepare, train and extend: from parsed arguments to a cache, to an experiment, and to its run."""
+"""fastcross prepare, train and extend: from parsed arguments to a cache, an experiment and its run."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def prepare(args: Namespace) -> int:
 
 
 def train(args: Namespace) -> int:
-    """In this process, in each of torchrun's, or in processes that are launched for it."""
+    """Train in this process, in each of torchrun's, or in newly launched ones."""
     require("training", "train")
     if args.resume:
         check_resume(args)
@@ -55,7 +55,7 @@ def train(args: Namespace) -> int:
     if plan.sharding is None:
         return _train(args, plan, folder, ALONE)
     if not under_torchrun() and (processes > 1 or args.max_restarts > 0):
-        named = [] if args.resume or args.run else ["--run", str(folder)]  # one for all, and for those started again
+        named = [] if args.resume or args.run else ["--run", str(folder)]  # one folder for all processes and restarts
         return launch([*args.argv, *named], processes, args.max_restarts)
     if max_restarts() and not args.run and not args.resume:
         raise ValueError("torchrun --max-restarts needs --run FOLDER, for a restarted process to find its checkpoint")
@@ -96,7 +96,7 @@ def _train(args: Namespace, plan: Experiment, folder: Path, processes: Processes
 
 
 def _lost(folder: Path) -> int:
-    """1 where a part of the input of a run was lost, of which nobody knows how many rows it held."""
+    """1 if a part of a run's input was lost, with an unknown number of rows."""
     return 1 if Cache.open(Run(folder).config["cache"]).manifest["skipped"]["truncated"] else 0
 
 
@@ -132,7 +132,7 @@ def extend(args: Namespace) -> int:
 
 
 def experiment(args: Namespace, model: str, seed: int, *, strict: bool = True) -> Experiment:
-    """What the arguments ask for. An option that the model has not is an error, or, not ``strict``, left out."""
+    """The experiment of the arguments. An option that the model does not have is an error if ``strict``."""
     known = model_options(model)
     options = given_options(args)
     foreign = [flag(name) for name in options if name not in known]
@@ -150,9 +150,9 @@ def experiment(args: Namespace, model: str, seed: int, *, strict: bool = True) -
 
 
 def _sharding(args: Namespace) -> str | None:
-    """How tables are divided; None where training does not go through TorchRec.
+    """The sharding of the tables; None if training does not use TorchRec.
 
-    It does if asked for, if there are several processes, or for fbgemm's tables, which one process holds whole.
+    It uses TorchRec with --distributed, with several processes, and for fbgemm's tables.
     """
     if args.distributed or _several(args.processes or 1):
         return args.sharding
@@ -160,7 +160,7 @@ def _sharding(args: Namespace) -> str | None:
 
 
 def _several(processes: int) -> bool:
-    """Whether more than one process trains: asked for, or started by torchrun."""
+    """Whether several processes train, by option or by torchrun."""
     return processes > 1 or "TORCHELASTIC_RUN_ID" in os.environ
 
 
@@ -175,7 +175,7 @@ def given_options(args: Namespace) -> dict[str, Any]:
 
 
 def dataset(args: Namespace) -> Dataset:
-    """A cache is prepared already, and the generated log has a form of its own."""
+    """The data set of the arguments. Options without effect on a cache or on the generated log are refused."""
     if not args.data:
         refuse(args, "the generated log", PREPARATION)
     elif len(args.data) == 1 and Path(args.data[0]).is_dir():
@@ -186,13 +186,13 @@ def dataset(args: Namespace) -> Dataset:
 
 
 def check_resume(args: Namespace, what: str = "a run", others: Iterable[str] = ()) -> None:
-    """With --resume nothing may be given but the options that are no property of what is resumed."""
+    """With --resume, refuse all options that belong to what is resumed."""
     said = f"{what} that is resumed: its options are those it was started with"
     refuse(args, said, set(vars(args)) - {*WITH_RESUME, *others})
 
 
 def preparation(args: Namespace) -> dict[str, Any]:
-    """The arguments of `prepare`; what was not given is left to it."""
+    """The arguments of `prepare` that were given."""
     columns = _columns(args)
     if args.hash_buckets is not None and args.min_frequency is not None:
         raise ValueError("--min-frequency has no effect on --hash-buckets, which keep no vocabulary of frequent values")
@@ -201,7 +201,7 @@ def preparation(args: Namespace) -> dict[str, Any]:
 
 
 def _division(args: Namespace) -> dict[str, Any]:
-    """How rows are read and divided. A --split of one fraction trains on it, and tests on the rest."""
+    """The options of reading and splitting. With one fraction, --split trains on it and tests on the rest."""
     options = {"seed": args.split_seed, "on_error": args.on_error} | given(args, ("split", "min_frequency"))
     try:
         train = float(options["split"])
@@ -213,7 +213,7 @@ def _division(args: Namespace) -> dict[str, Any]:
 
 
 def _columns(args: Namespace) -> dict[str, Any] | None:
-    """What is declared, in a file or by options; columns that options do not name are inferred."""
+    """The columns declared in a file or by options. Columns that options do not name are inferred."""
     kinds = {name: value for name in KINDS if (value := getattr(args, name))}
     of_rows = {"label": args.label, "sample_weight": args.weight, "group": args.group}
     of_rows["task"] = args.task if args.task != "auto" else None

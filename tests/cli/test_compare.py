@@ -164,7 +164,7 @@ def test_ctrl_c_leaves_a_study_to_go_on_with(cache):
     process.send_signal(signal.SIGINT)
     error = process.communicate(timeout=480)[1]
     assert process.returncode == 130, error
-    assert "interrupted; go on with: fastcross tune --resume study --trials 2" in error
+    assert "interrupted; continue with: fastcross tune --resume study --trials 2" in error
     assert "Traceback" not in error
     study = Study.open("study")
     assert [trial.state.name for trial in study.trials("dcn")] == ["RUNNING"]
