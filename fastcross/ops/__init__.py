@@ -1,4 +1,4 @@
-"""The operators: check, schema, fake, autograd Function and public function of each in one file, or of a family."""
+"""The operators. One file per operator or family: checks, schema, fake, autograd Function, public function."""
 
 from fastcross.ops.cross_layer import cross_layer
 from fastcross.ops.cross_network import cross_logits, cross_network

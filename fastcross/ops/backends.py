@@ -1,7 +1,7 @@
-"""The choice of a backend, how an operator is defined for PyTorch's dispatcher, and what all of them check.
+"""The choice of a backend, the definition of operators for PyTorch's dispatcher, and checks that all operators share.
 
 ``fastcross::NAME`` is defined once: the CPU key has the C++ kernel, the CUDA key the Triton launcher, the fake the
-shape rule that torch.compile asks. An autograd Function per operator stands outside; it is the same for both devices.
+shape rule for torch.compile. Each operator has one autograd Function in Python, for both devices.
 """
 
 import functools
@@ -52,7 +52,7 @@ def define(
     _TRITON_FILES[name] = triton
 
     def launch(*args: Any) -> Any:
-        with torch.cuda.device_of(args[0]):  # Triton launches on the current device, which need not be the operands'
+        with torch.cuda.device_of(args[0]):  # Triton launches on the current device, which may be another one
             return launcher(name)(*args)
 
     _LIBRARY.impl(name, launch, "CUDA")
@@ -68,17 +68,16 @@ def launcher(name: str) -> Callable[..., Any]:
 
 
 def kernel(name: str, backend: str, x: Tensor) -> Callable[..., Any]:
-    """The operator ``fastcross::name``; for "triton" with tensors on a CPU the same in Triton's interpreter."""
+    """The operator ``fastcross::name``; for "triton" with CPU tensors, its launcher in Triton's interpreter."""
     library = torch.ops.fastcross_interpreted if backend == "triton" and x.device.type == "cpu" else torch.ops.fastcross
     return getattr(library, name).default
 
 
 def choose(backend: str, x: Tensor, *others: Tensor | None) -> str:
-    """The backend that will run, never "auto"; asking for one that cannot run here raises, and says why.
+    """The backend that will run, never "auto". A backend that cannot run here raises an error with the reason.
 
-    Where PyTorch transforms or exports operators, and for tensors with rules of their own such as DTensor, its own
-    operators are chosen in place of a kernel: they carry tangents and batch dimensions along, and what is exported runs
-    where fastcross is not installed.
+    PyTorch's operators replace a kernel under transforms (torch.func, forward-mode), in export, and for tensor
+    subclasses such as DTensor. They support tangents and batch dimensions, and exported files run without fastcross.
     """
     check(backend)
     if backend in ("torch", "reference"):
@@ -95,18 +94,18 @@ def choose(backend: str, x: Tensor, *others: Tensor | None) -> str:
 
 
 def choose_kernels(backend: str, device: torch.device, dtype: torch.dtype) -> str:
-    """As :func:`choose`, for plain tensors of this device and dtype."""
+    """Like :func:`choose`, for plain tensors of this device and dtype."""
     check(backend)
     kind = device.type
     if backend == "auto":
         if kind == "cpu" and dtype in CPU_DTYPES:
             if not _HAS_CPU:
-                if not torch.compiler.is_compiling():  # which cannot trace a warning
+                if not torch.compiler.is_compiling():  # a warning cannot be traced
                     _warn_of_missing_kernels()
                 return "torch"
             return "cpu"
         return "triton" if kind == "cuda" and _HAS_TRITON and dtype != torch.float64 else "torch"
-    # On the meta device there is nothing to compute: the shape rules of the operators work for every backend.
+    # The meta device computes nothing: the operators' shape rules are the same for every backend.
     if backend == "cpu":
         if kind not in ("cpu", "meta") or dtype not in CPU_DTYPES:
             kinds = ", ".join(str(each).removeprefix("torch.") for each in CPU_DTYPES)
@@ -122,34 +121,34 @@ def choose_kernels(backend: str, device: torch.device, dtype: torch.dtype) -> st
 
 
 def instruction_set(name: str = "") -> str:
-    """Which one the CPU kernels use: avx512, avx2 or baseline; a name asks for another, as the tests do."""
+    """The instruction set of the CPU kernels: avx512, avx2 or baseline. A name selects another one, for tests."""
     if not _HAS_CPU:
         raise ValueError(f"an instruction set belongs to {cpu.MISSING}")
     return torch.ops.fastcross.instruction_set(name)
 
 
 def check(backend: str) -> None:
-    """Raises where there is no such backend."""
+    """Raises if there is no such backend."""
     if backend not in BACKENDS:
         raise ValueError(f"backend must be one of {', '.join(BACKENDS)}; got {backend!r}")
 
 
 def is_transformed() -> bool:
-    """Whether a functorch transform (vmap, grad, …) is at work, or a level of forward-mode differentiation open.
+    """Whether a functorch transform (vmap, grad, …) or forward-mode differentiation is active.
 
     Both names are private. The public way, a Function with ``setup_context``, ``vmap`` and ``jvp``, binds its arguments
-    anew in every call: measured, 13 µs for an empty Function where this one takes 4.
+    in every call: measured, 13 µs for an empty Function where this one takes 4.
     """
     return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def is_differentiated() -> bool:
-    """Within a backward pass: whether it is differentiated or transformed itself, which is left to the closed form."""
+    """In a backward pass: whether it is itself differentiated or transformed. Then the closed form runs."""
     return torch.is_grad_enabled() or is_transformed()
 
 
 def _is_foreign(t: Tensor | None) -> bool:
-    """Whether a tensor's class has rules of its own for PyTorch's operators, and so none for ours; DTensor has."""
+    """Whether a tensor's class overrides PyTorch's operators, and so has no rule for fastcross's, such as DTensor."""
     if t is None or type(t) is Tensor or type(t) is torch.nn.Parameter:
         return False
     kind: Any = type(t)
@@ -160,7 +159,7 @@ def _is_foreign(t: Tensor | None) -> bool:
 
 def differentiates(*tensors: Tensor | None) -> bool:
     if torch.is_grad_enabled():
-        for t in tensors:  # which any() would take three times as long for
+        for t in tensors:  # any() would take three times as long
             if t is not None and t.requires_grad:
                 return True
     return False
@@ -171,7 +170,7 @@ def needed_only(grads: tuple[Tensor, ...], needs: tuple[bool, ...]) -> tuple[Ten
 
 
 def closed_form_vjp(function: Callable[..., Tensor], inputs: tuple, dy: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradients of ``inputs`` (None stays None) as differentiable functions of the inputs and of ``dy``."""
+    """The gradients of ``inputs`` (None stays None), differentiable with respect to the inputs and ``dy``."""
     given = [t for t in inputs if t is not None]
 
     def of_given(*tensors: Tensor) -> Tensor:
@@ -206,7 +205,7 @@ def check_x0(x0: Tensor) -> None:
 
 
 def check_parameter(name: str, t: Tensor, x0: Tensor, names: tuple[str, ...]) -> None:
-    """A parameter has one dimension for each of the ``names``; d is x0's number of features."""
+    """Checks that a parameter has one dimension for each of ``names``; d is x0's number of features."""
     if t is None:
         raise TypeError(f"{name} is missing; x0 {tuple(x0.shape)} needs a {name} {form(names)}")
     if not isinstance(t, Tensor):
@@ -234,9 +233,9 @@ def form(names: tuple[str, ...]) -> str:
 
 
 def as_rows(x: Tensor) -> Tensor:
-    """(..., d) -> (M, d) with unit column stride; a view wherever the strides allow it."""
+    """(..., d) -> (M, d) with unit column stride; a view if the strides allow it."""
     if x.dim() != 2:
         x = x.reshape(-1, x.shape[-1])
-    if x.is_contiguous():  # found sooner than a stride
+    if x.is_contiguous():  # cheaper to ask than the strides
         return x
     return x if x.stride(1) == 1 or x.shape[1] == 1 else x.contiguous()

@@ -17,14 +17,13 @@ def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = Non
     Args:
         x0: the network's input, (..., d).
         x: the previous layer's output, shaped like ``x0``.
-        weight, bias: (d,) each; the bias may be left out.
-        backend: "auto" takes Triton on a GPU, the C++ kernels on a CPU and PyTorch's own operators elsewhere; "triton",
-            "cpu", "torch" (closed form) and "reference" (the paper, literally) ask for one. Where PyTorch transforms
-            operators (torch.func, tangents, export) and for subclasses such as DTensor, which have rules for its own
-            operators only, the closed form runs.
+        weight, bias: (d,) each; the bias is optional.
+        backend: "auto" uses Triton on a GPU, C++ kernels on a CPU and PyTorch's operators elsewhere. "triton", "cpu",
+            "torch" (closed form) and "reference" (the paper's equation) select one. The closed form always runs under
+            transforms (torch.func, forward-mode, export) and for tensor subclasses such as DTensor.
 
     Returns:
-        (..., d) in the dtype of ``x0``. Sums run in float32 for half precision, under autocast too.
+        (..., d) in the dtype of ``x0``. Half precision is summed in float32, under autocast too.
     """
     _check(x0, x, weight, bias)
     chosen = backends.choose(backend, x0, x, weight, bias)
@@ -41,7 +40,7 @@ def cross_layer(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = Non
 
 
 def _check(x0: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """The operands of a layer: ``x`` like ``x0``, and parameters of one dimension."""
+    """Checks the operands of a layer: ``x`` like ``x0``, and parameters of one dimension."""
     backends.check_x0(x0)
     backends.check_parameter("weight", weight, x0, ("d",))
     if bias is not None:

@@ -1,8 +1,8 @@
-"""L cross layers, ``x_{l+1} = x0 (x_lᵀ w_l) + b_l + x_l``, in one pass over x0 whatever L is; and what the combination
-layer (eq. 5) makes of them, ``z = x_L Vᵀ``, without ``x_L``.
+"""L cross layers, ``x_{l+1} = x0 (x_lᵀ w_l) + b_l + x_l``, in one pass over x0 for any L; and their part of the
+combination layer (eq. 5), ``z = x_L Vᵀ``, without ``x_L``.
 
-The forward pass saves p, the dots x0·w_l, of the logits followed by q, the dots x0·v_c: L or L + C scalars per row
-beside its inputs.
+The forward pass saves its inputs and the dots p = x0·w_l; for the logits also q = x0·v_c. These are L or L + C numbers
+per row.
 """
 
 from typing import Any
@@ -17,11 +17,11 @@ from fastcross.ops import backends
 
 
 def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
-    """L cross layers: ``x_{l+1} = x0 (x_lᵀ w_l) + b_l + x_l``; returns ``x_L``, in one pass over ``x0`` whatever L is.
+    """L cross layers: ``x_{l+1} = x0 (x_lᵀ w_l) + b_l + x_l``; returns ``x_L``, in one pass over ``x0`` for any L.
 
     Args:
         x0: the network's input, (..., d).
-        weight, bias: (L, d) each; the bias may be left out.
+        weight, bias: (L, d) each; the bias is optional.
         backend: as for :func:`cross_layer`.
 
     Returns:
@@ -42,7 +42,7 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, bac
 
 
 def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor, *, backend: str = "auto") -> Tensor:
-    """The cross network's part of the combination layer (eq. 5): ``z = x_L Vᵀ``; ``x_L`` itself is never written.
+    """The cross network's part of the combination layer (eq. 5): ``z = x_L Vᵀ``, without writing ``x_L``.
 
     Args:
         x0: the network's input, (..., d).
@@ -69,7 +69,7 @@ def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor, 
 
 
 def _check(x0: Tensor, weight: Tensor, bias: Tensor | None) -> None:
-    """The operands of a network: a weight and a bias (or none) with one row per layer."""
+    """Checks the operands of a network: weight and optional bias with one row per layer."""
     backends.check_x0(x0)
     backends.check_parameter("weight", weight, x0, ("L", "d"))
     if bias is not None:
@@ -147,8 +147,8 @@ def _fake_logits_bwd(
     return dx0, dw, db, backends.empty_unless(needs[3], v)
 
 
-# p has one row per layer, in the accumulation dtype; it is empty unless ``keep_p``. On a GPU it is a buffer that holds
-# the parameters too, as the Triton kernels read them.
+# p has one row per layer, in the accumulation dtype, and is empty unless ``keep_p``. On a GPU it is a buffer that also
+# holds the parameters, in the layout that the Triton kernels read.
 backends.define(
     "cross_network_fwd",
     "(Tensor x0, Tensor w, Tensor? b, bool keep_p) -> (Tensor y, Tensor p)",

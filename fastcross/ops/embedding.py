@@ -1,11 +1,13 @@
-"""Embedding and stacking (section 2.1): ``x0 = [W_1 x_1, …, W_k x_k, x_dense]``, every feature written into one buffer.
+"""Embedding and stacking (section 2.1): ``x0 = [W_1 x_1, …, W_k x_k, x_dense]``, with all features written to one
+buffer.
 
-The forward pass saves the ids, and of bags the offsets and weights: a table's gradient is the sum of dx0 over the rows
-that share an id, whatever the table holds. Only the gradient of a bag's weights reads its table, which is then saved.
+The forward pass saves the ids, and the offsets and weights of bags. A table's gradient is the sum of dx0 over the rows
+with the same id and does not depend on the table. Only the gradient of a bag's weights reads its table, which is then
+saved.
 
-A table's gradient is dense, or sparse with the rows of its ids in ascending order. On the CPU each id is there once. On
-a GPU, where to count ids is to wait, an id stands there as often as in the batch: its sum at the first entry, zeros
-at the others (``kernels/embedding.py``).
+A table's gradient is dense, or sparse with ids in ascending order. On the CPU each id occurs once. On a GPU, where
+counting distinct ids would synchronise, an id occurs as often as in the batch: its sum is at the first entry, and the
+others are zero (``kernels/embedding.py``).
 """
 
 from collections.abc import Callable, Sequence
@@ -22,7 +24,7 @@ from fastcross.kernels.layout import accumulation_dtype
 from fastcross.ops import backends
 from fastcross.ops.row_updates import mark_heads
 
-# A bag may also be a tuple (values, offsets) or (values, offsets, weights), as torch.export wants its inputs.
+# A bag may also be a tuple (values, offsets) or (values, offsets, weights), as torch.export needs it.
 Bags = Sequence[Bag | tuple[Tensor, ...]]
 
 
@@ -157,20 +159,20 @@ def as_bags(bags: Bags) -> list[Bag]:
 
 
 def check_ids(categorical: Tensor, bags: Sequence[Bag], cardinalities: Sequence[int]) -> None:
-    """Raises for the first id that is not in its table and for the first offset that no row can begin at."""
+    """Raises for the first id outside its table, and for the first invalid offset."""
     values = [bag.values for bag in bags]
     plain.check_offsets(values, [bag.offsets for bag in bags], categorical.shape[1])
     plain.check_ids(categorical, values, cardinalities)
 
 
 def pooling_coefficients(bag: Bag, pooling: str) -> Tensor:
-    """(n,): what each value's row is multiplied with before the sum; for "mean" the weights of a row sum to 1."""
+    """(n,): the factor of each value's row in the sum; for "mean" the factors of a row sum to 1."""
     dtype = torch.float32 if bag.weights is None else bag.weights.dtype
     return plain.pooling_coefficients(bag.values, bag.offsets, bag.weights, pooling, dtype)
 
 
 def _choose(backend: str, dense: Tensor, ids: Tensor, tables: Sequence[Tensor]) -> str:
-    """The backend that will run; the kernels need contiguous tables of one dtype."""
+    """The backend that will run. Kernels need contiguous tables of one dtype."""
     dtype = plain.x0_dtype(dense, tables)
     typical = next((table for table in tables if table.dtype == dtype), dense)
     chosen = backends.choose(backend, typical, dense, ids, *tables)
@@ -208,16 +210,16 @@ def _forward(dense: Tensor, ids: Tensor, bags: OfBags, tables: list[Tensor], poo
     try:
         return torch.ops.fastcross.embedding_stack_fwd(dense, ids, *bags, tables, pooling)
     except RuntimeError:
-        if not torch.compiler.is_compiling():  # of wrong ids and offsets a ValueError tells
+        if not torch.compiler.is_compiling():  # wrong ids and offsets are a ValueError
             plain.check_offsets(bags[0], bags[1], ids.shape[1])
             plain.check_ids(ids, bags[0], [table.shape[0] for table in tables])
         raise
 
 
 class EmbeddingStackFunction(torch.autograd.Function):
-    """(dense, weights of bags, tables) -> x0; backward: to each table the sum of dx0 over the rows that share an id.
+    """(dense, weights of bags, tables) -> x0; backward: for each table the sum of dx0 over the rows with the same id.
 
-    The operands are all bags' values, all their offsets, all their weights (None for a bag that has none), the tables.
+    The operands are all bags' values, all their offsets, all their weights (None for a bag without), the tables.
     """
 
     @staticmethod
@@ -252,14 +254,14 @@ class EmbeddingStackFunction(torch.autograd.Function):
 
 
 def _split(operands: Sequence[Any], bags: int) -> list[list[Any]]:
-    """A Function's operands: values, offsets, weights, and what follows them."""
+    """A Function's operands, divided: values, offsets, weights, and the rest."""
     return [*(list(operands[i * bags : (i + 1) * bags]) for i in range(3)), list(operands[3 * bags :])]
 
 
 def _plain_bwd(
     dx0: Tensor, ids: Tensor, bags: OfBags, pooling: str, sizes: list[int], needs: Sequence[bool], sparse: bool
 ) -> list[Tensor]:
-    """The tables' gradients in PyTorch's operators, which can be differentiated."""
+    """The tables' gradients in PyTorch's operators, which are differentiable."""
     dtype = accumulation_dtype(dx0)
     coefficients = [plain.pooling_coefficients(*bag, pooling, dtype) for bag in zip(*bags, strict=True)]
     bwd = plain.embedding_stack_bwd if sparse else plain.embedding_stack_bwd_dense
@@ -274,7 +276,7 @@ def _as_gradients(
     is_compact: bool,
     sparse: bool,
 ) -> list[Tensor | None]:
-    """Gradients in the tables' dtypes, of ids and values in turn, or of dense gradients."""
+    """Gradients in the tables' dtypes, from alternating ids and values, or from dense gradients."""
     result: list[Tensor | None] = []
     for k, needed in enumerate(needs):
         if not needed:
@@ -297,13 +299,13 @@ def _sparse_gradient(rows: Tensor, values: Tensor, size: list[int], is_coalesced
 def _weights_bwd(
     dx0: Tensor, bags: OfBags, read: list[Tensor | None], sizes: list[int], pooling: str
 ) -> list[Tensor | None]:
-    """The gradients of the bags' weights, for each bag whose table was saved in ``read``; ``sizes``: of all tables."""
+    """The gradients of the bags' weights, for each bag with a table saved in ``read``; ``sizes``: of all tables."""
     single, dweights = len(sizes) // 2 - len(read), []
     for k, (table, value, offset, weight) in enumerate(zip(read, *bags, strict=True), start=single):
         column = sum(sizes[1 : 2 * k : 2])
         g = dx0[:, column : column + sizes[2 * k + 1]]
         if table is not None and list(table.shape) != (before := sizes[2 * k : 2 * k + 2]):
-            # Autograd notices what is written to a table, but not that another was put in its place.
+            # Autograd detects writes to a table, but not that another tensor replaced it.
             raise RuntimeError(
                 f"feature {k}'s table was {tuple(before)} in the forward pass and is {tuple(table.shape)} now"
             )
@@ -321,14 +323,14 @@ def _keyed_stack(
     sparse: bool,
     backend: str,
 ) -> Tensor:
-    """x0 on a GPU: nothing in it waits for the device, neither the ids' check nor the tables' gradients.
+    """x0 on a GPU. Nothing synchronises, neither the check of ids nor the tables' gradients.
 
-    The forward pass writes a key for each id beside x0; the backward pass sorts the keys of all tables at once. Without
-    ``faults`` to record them in, wrong ids are raised here, which waits.
+    The forward pass also writes a key per id; the backward pass sorts the keys of all tables at once. Without
+    ``faults``, the record of wrong ids, they are raised here, which synchronises.
     """
     values, offsets, weights = bags
     if faults is not None and faults.device != dense.device:
-        faults = None  # of a layer that was called with tables from elsewhere
+        faults = None  # the layer's, which was called with other tables
     recorded = plain.new_faults(ids.shape[1], len(values), dense.device) if faults is None else faults
     wanted, found = (plain.faults_size(ids.shape[1], len(values)), torch.int64), (recorded.numel(), recorded.dtype)
     if found != wanted or not recorded.is_contiguous():
@@ -347,9 +349,9 @@ def _keyed_stack(
 
 
 class KeyedStackFunction(torch.autograd.Function):
-    """(dense, weights of bags, tables) -> x0; saves keys, and of bags each value's row and coefficient.
+    """(dense, weights of bags, tables) -> x0; saves keys, and each bag value's row and coefficient.
 
-    The operands are all bags' values, all their offsets, all their weights (None for a bag that has none), the tables.
+    The operands are all bags' values, all their offsets, all their weights (None for a bag without), the tables.
     """
 
     @staticmethod
@@ -373,7 +375,7 @@ class KeyedStackFunction(torch.autograd.Function):
         values, offsets, weights, read = _split(operands, ctx.bags)
         pooling, kept, sparse, backend = ctx.options
         needs, sizes = ctx.needs_input_grad[5 + 3 * ctx.bags :], ctx.sizes
-        # Wrong ids and offsets are recorded by now; here they only must not lead out of a tensor.
+        # Wrong ids and offsets are recorded already; here they only must not cause an access out of bounds.
         heights = sizes[2 * ids.shape[1] :: 2]
         fit = [value.long().clamp(0, height - 1) for value, height in zip(values, heights, strict=True)]
         bags = fit, [F.pad(offset[1:].long(), (1, 0)) for offset in offsets], weights

@@ -1,6 +1,6 @@
-"""DCN-V2's layers and their kin, L of them: ``x_{l+1} = x0 ⊙ h(x_l) + x_l``; they differ in h alone.
+"""DCN-V2's layers, GDCN's and FCN's: L layers ``x_{l+1} = x0 ⊙ h(x_l) + x_l`` that differ only in h.
 
-The GEMMs run in one dtype: float64 where an operand is float64, else autocast's where it is on, else that of x0.
+The GEMMs run in one dtype: float64 if an operand is float64, otherwise autocast's if it is on, otherwise that of x0.
 Parameters and rows are cast to it, and the result to the dtype of x0.
 """
 
@@ -25,7 +25,7 @@ def cross_matrix(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, back
 
     Args:
         x0: the network's input, (..., d).
-        weight, bias: (L, d, d) and (L, d); the bias may be left out.
+        weight, bias: (L, d, d) and (L, d); the bias is optional.
         backend: as for :func:`cross_layer`.
 
     Returns:
@@ -49,9 +49,9 @@ def cross_low_rank(
 
     Args:
         x0: the network's input, (..., d).
-        u, v, bias: (L, d, r), (L, r, d) and (L, d); the bias may be left out.
+        u, v, bias: (L, d, r), (L, r, d) and (L, d); the bias is optional.
         activation: f: None, "relu" or "tanh".
-        diag_scale: adds so many times the identity to U V, outside of f.
+        diag_scale: factor of the identity that is added to U V, outside of f.
         backend: as for :func:`cross_layer`.
 
     Returns:
@@ -81,8 +81,8 @@ def cross_mixture(
 
     Args:
         x0: the network's input, (..., d).
-        u, c, v, bias: (L, K, d, r), (L, K, r, r), (L, K, r, d) and (L, d); the bias may be left out.
-        gate, gate_bias: (K, d) and (K,), which all layers share, or (L, K, d) and (L, K); the bias may be left out, and
+        u, c, v, bias: (L, K, d, r), (L, K, r, r), (L, K, r, d) and (L, d); the bias is optional.
+        gate, gate_bias: (K, d) and (K,), shared by all layers, or (L, K, d) and (L, K). The bias is optional, and so is
             the gate of a single expert, whose softmax is 1.
         activation: f: None, "relu" or "tanh".
         backend: as for :func:`cross_layer`.
@@ -114,7 +114,7 @@ def cross_gated(
 
     Args:
         x0: the network's input, (..., d).
-        weight, gate, bias: (L, d, d) twice and (L, d); the bias may be left out.
+        weight, gate, bias: (L, d, d), (L, d, d) and (L, d); the bias is optional.
         backend: as for :func:`cross_layer`.
 
     Returns:
@@ -136,7 +136,7 @@ def cross_fcn(
     eps: float = 1e-5,
     backend: str = "auto",
 ) -> Tensor:
-    """FCN's cross network, once DCNv3; returns ``x_L`` of ``x_{l+1} = x0 ⊙ ([h, h ⊙ m] + b_l) + x_l``
+    """FCN's cross network (earlier DCNv3); returns ``x_L`` of ``x_{l+1} = x0 ⊙ ([h, h ⊙ m] + b_l) + x_l``
 
     with ``h = W_l x_l``, d/2 numbers, and ``m = relu(LayerNorm(h))``.
 
@@ -144,7 +144,7 @@ def cross_fcn(
         x0: the network's input, (..., d), d even. FCN puts the first halves of all embeddings first.
         weight, bias: (L, d/2, d) and (L, d).
         norm_weight, norm_bias, eps: of the LayerNorm, (L, d/2) each.
-        exponential: ``x_l`` in place of ``x0`` as the first factor: the degree doubles with each layer.
+        exponential: use ``x_l`` instead of ``x0`` as the first factor; the degree then doubles with each layer.
         backend: as for :func:`cross_layer`.
 
     Returns:
@@ -162,9 +162,9 @@ def cross_fcn(
 
 
 def _check(x0: Tensor, optional: Collection[str] = (), **parameters: tuple[Tensor | None, tuple[str, ...]]) -> None:
-    """Each parameter comes with the names of its dimensions, which are of one size each.
+    """Checks each parameter against the names of its dimensions. Dimensions of the same name have the same size.
 
-    d is x0's number of features; the other sizes are those of the parameter that has them first.
+    d is x0's number of features. The other sizes are those of the first parameter that has them.
     """
     backends.check_x0(x0)
     d = x0.shape[-1]
@@ -201,7 +201,7 @@ def check_activation(activation: str | None) -> None:
 
 
 def _run(name: str, backend: str, x0: Tensor, parameters: tuple[Tensor | None, ...], options: Options) -> Tensor:
-    """The operator ``name`` on the backend that is chosen, in one dtype."""
+    """Run the operator ``name`` on the chosen backend, in one dtype."""
     chosen = backends.choose(backend, x0, *parameters)
     if chosen == "reference":
         return getattr(reference, name)(x0, *parameters, **options)
@@ -228,14 +228,14 @@ def _dtype_of_gemms(backend: str, x0: Tensor, *parameters: Tensor | None) -> tor
     if any(t is not None and t.dtype == torch.float64 for t in (x0, *parameters)):
         return torch.float64
     kind = x0.device.type
-    autocast = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has none
+    autocast = kind != "meta" and torch.is_autocast_enabled(kind)  # meta has no autocast
     dtype = torch.get_autocast_dtype(kind) if autocast else x0.dtype
-    # A CPU has no float16 arithmetic that is faster than float32's.
+    # On a CPU float16 arithmetic is not faster than float32's.
     return torch.float32 if backend == "cpu" and dtype == torch.float16 else dtype
 
 
 class MultiplicativeFunction(torch.autograd.Function):
-    """(x0, parameters) -> y of the operator ``name``; saves what its forward pass keeps."""
+    """(x0, parameters) -> y of the operator ``name``; saves the tensors that its forward pass returns for this."""
 
     @staticmethod
     def forward(ctx: Any, name: str, backend: str, options: tuple, x0: Tensor, *parameters: Tensor | None) -> Tensor:

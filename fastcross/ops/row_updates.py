@@ -1,17 +1,16 @@
-"""The gradients of tables, and the updates, in place, of the rows that they name, on the device of the tables.
+"""Sparse gradients of tables, and in-place updates of their rows, on the device of the tables.
 
-adam_rows      Adam or AdamW, moments included
-adagrad_rows   Adagrad, with a sum of squares for each element or for each row
+adam_rows      Adam or AdamW, with their moments
+adagrad_rows   Adagrad, with one sum of squares per element or per row
 sgd_rows       gradient descent
 
-Rows ascend and may repeat: a row's gradient stands at the first of its entries, and the others are not read.
+Rows are in ascending order and may repeat. A row's gradient is at its first entry; the other entries are not read.
 
-A sparse gradient has two forms. On the CPU it is compact: distinct rows, ascending. On other devices, where to
-count rows is to wait, it has as many entries as the batch had ids: ascending rows that may repeat, the sum of a row at
-its first entry, its head, and zeros at the others. The norm of its values is that of the compact one, and
-``coalesce()`` makes that of it. The embedding operator makes this form, and says so by :func:`mark_heads`; a gradient
-of another origin (two backward passes that were added, ``F.embedding(sparse=True)``) is brought into it by a sort on
-the device.
+A sparse gradient has two forms. On the CPU it is compact: distinct rows in ascending order. On other devices, where
+counting distinct rows would synchronise, it has as many entries as the batch has ids: ascending rows that may repeat,
+with the sum of a row at its first entry (its head) and zeros at the others. The norm of its values equals that of the
+compact form, and ``coalesce()`` converts it. The embedding operator makes this form and marks it (:func:`mark_heads`).
+Other gradients (two backward passes added, ``F.embedding(sparse=True)``) are converted by a sort on the device.
 """
 
 import importlib
@@ -60,7 +59,7 @@ def adagrad_rows(
     eps: float,
     row_wise: bool,
 ) -> None:
-    """s += g², w -= lr g / (√s + ε); row-wise s is one number for each row, s += mean(g²)."""
+    """s += g², w -= lr g / (√s + ε); row-wise, s is one number per row, s += mean(g²)."""
     if backend != "cpu":
         return _kernels(backend).adagrad_rows(tables, sums, gradients, lr, eps, row_wise)
     torch.ops.fastcross.adagrad_rows(list(tables), list(sums), *_parts(gradients), float(lr), eps, row_wise)
@@ -82,17 +81,17 @@ def _parts(pairs: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[T
 
 
 def mark_heads(rows: Tensor, values: Tensor) -> None:
-    """Says of a gradient that its rows ascend and that its sums stand at the heads, zeros elsewhere.
+    """Marks a gradient as having ascending rows, with sums at the heads and zeros elsewhere.
 
-    The mark is on the memory of both: that is what is left of a gradient in ``.grad``. Whoever copies, adds or scales
-    one into new memory leaves the mark behind.
+    The mark is on the memory of both tensors, which is what ``.grad`` keeps of a gradient. A copy, sum or multiple in
+    new memory has no mark.
     """
     for tensor in (rows, values):
         setattr(tensor.untyped_storage(), _MARK, True)
 
 
 def has_heads(gradient: Tensor) -> bool:
-    """Whether :func:`mark_heads` was told of a sparse gradient's rows and values."""
+    """Whether a sparse gradient was marked by :func:`mark_heads`."""
     contents = gradient._indices(), gradient._values()
     return gradient.sparse_dim() == 1 and all(hasattr(t.untyped_storage(), _MARK) for t in contents)
 
@@ -100,8 +99,8 @@ def has_heads(gradient: Tensor) -> bool:
 def summed(gradient: Tensor) -> Tensor:
     """A sparse gradient with the sum of each row once, in ascending order.
 
-    PyTorch forgets that a gradient is coalesced when it puts it into ``.grad``, and would sort it again; a look at the
-    rows is all that most need, or at the mark.
+    PyTorch forgets that a gradient is coalesced when it stores it in ``.grad``, and would sort it again. Checking the
+    rows or the mark avoids that.
     """
     if has_heads(gradient):
         return gradient
@@ -117,9 +116,9 @@ def summed(gradient: Tensor) -> Tensor:
 
 
 def _is_ascending(gradient: Tensor) -> bool:
-    """Whether the rows of a sparse gradient are distinct and in order: on a CPU by a look, elsewhere by their mark.
+    """Whether the rows of a sparse gradient are distinct and ascending: checked on a CPU, by the mark elsewhere.
 
-    Raises where the look finds a row that is not there.
+    Raises if the check finds a row outside the table.
     """
     rows = gradient._indices()
     if gradient.sparse_dim() != 1 or not rows.is_cpu:
@@ -127,7 +126,7 @@ def _is_ascending(gradient: Tensor) -> bool:
     numbers = rows[0].numpy()
     is_ascending = bool((numbers[1:] > numbers[:-1]).all())
     if len(numbers):
-        # Before anything sorts them: PyTorch's own coalesce() writes out of bounds for rows that are not there.
+        # Before anything sorts them: PyTorch's coalesce() writes out of bounds for rows outside the table.
         ends = (numbers[0], numbers[-1]) if is_ascending else (numbers.min(), numbers.max())
         for bad in (end for end in ends if not 0 <= end < gradient.shape[0]):
             raise ValueError(f"a gradient must name rows 0 to {gradient.shape[0] - 1} of its table; got row {bad}")
@@ -140,9 +139,9 @@ def _sparse(gradient: Tensor, is_coalesced: bool) -> Tensor:
 
 
 def rows_of(table: Tensor, is_compact: bool = True) -> RowGradient:
-    """What a table's gradient says, in its dtype, once it was seen to fit the table; a dense one has all rows.
+    """Rows and values of a table's gradient, checked against the table, in its dtype. A dense gradient has all rows.
 
-    Rows ascend. They are distinct if the gradient must be compact, which is for the CPU: elsewhere that would wait.
+    Rows are ascending, and distinct if ``is_compact``, which is for the CPU: elsewhere it would synchronise.
     """
     gradient: Any = table.grad
     fits = is_like(gradient, table, gradient.dtype) and table.dim() == 2
@@ -165,7 +164,7 @@ def is_like(t: Tensor, table: Tensor, dtype: torch.dtype | None = None) -> bool:
 
 
 def in_words(value: Any) -> str:
-    """A tensor's shape, dtype and device in words."""
+    """A description of a tensor: shape, dtype and device."""
     return f"{tuple(value.shape)} {value.dtype} on {value.device}" if isinstance(value, Tensor) else repr(value)
 
 
