@@ -144,6 +144,7 @@ class Encoder:
     standardise: Standardisation
     categorical: tuple[Ids, ...]  # one per column
     bags: tuple[Ids, ...]
+    label_scale: tuple[float, float] | None = None  # mean and deviation of a label that is a quantity
 
     @property
     def schema(self) -> Schema:
@@ -228,6 +229,7 @@ class Encoder:
             Standardisation(mean, scale),
             tuple(ids(f"categorical{i}") for i in range(len(columns.categories))),
             tuple(ids(f"bag{i}") for i in range(len(columns.bags or ()))),
+            tuple(saved["label_scale"]) if "label_scale" in saved else None,
         )
 
     @property
@@ -252,6 +254,7 @@ class Encoder:
             "schema": self.schema.to_dict(),
             "standardisation": {"mean": self.standardise.mean.tolist(), "scale": self.standardise.scale.tolist()},
             "hash_buckets": max(buckets, default=None),
+            **({} if self.label_scale is None else {"label_scale": list(self.label_scale)}),
         }
 
 

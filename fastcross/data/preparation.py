@@ -72,13 +72,15 @@ def prepare(
     has no say. The cache is what a Parquet file of these rows would give, but it is made anew each time.
 
     grow: the folder of an encoder. Its format, columns, classes and statistics stand, all of its ids stay,
-    and values that it has not, but that are frequent enough here, get the ids after them.
+    and values that it has not, but that are frequent enough here, get the ids after them. Tables may be given its
+    columns with other names for label and weight.
     """
-    known = None if grow is None else load_to_grow(grow)
-    if known and (format != "auto" or columns is not None or hash_buckets is not None or time_column is not None):
-        raise ValueError("grow keeps its encoder's: it takes no format, columns, hash_buckets and time_column")
     source, cache_path = source if isinstance(source, str | PathLike) else list(source), Path(cache_path)
     tables = [each for each in source if isinstance(each, pa.Table)] if isinstance(source, list) else []
+    known = None if grow is None else load_to_grow(grow)
+    foreign = format != "auto" or hash_buckets is not None or time_column is not None
+    if known and (foreign or (columns is not None and not tables)):
+        raise ValueError("grow keeps its encoder's: it takes no format, columns, hash_buckets and time_column")
     paths = list(PLACES[: len(tables)]) if tables else resolve_paths(source)
     problems = Problems(on_error)
     division = Split("tables", (1.0, 1.0, 0.0)) if len(tables) > 1 else Split.parse(split)
@@ -108,16 +110,21 @@ def prepare(
     def opened(columns: Columns | None) -> Table:
         return MemoryTable.open(tables, columns) if tables else get_format(format).open(paths[0], columns)
 
-    if known:
+    if known and not tables:
         table = get_format(known.format).open_for_prediction(paths[0], known.columns, True, None)
     else:
         table = opened(declared)
     unordered: list[str] = []
     if format != "criteo":  # whose rows are in the order of time
         table, unordered = _in_order(table, division, lambda time: opened(replace(declared or Columns(), time=time)))
-    origin = {"fingerprint": fingerprint, "inputs": inputs, "configuration": configuration}
+    origin = {
+        "fingerprint": fingerprint,
+        "inputs": inputs,
+        "configuration": configuration,
+        "warnings": unordered,
+    }
     sizes = {path: entry["size"] for path, entry in zip(paths, inputs, strict=True)}
-    return _build(table, sizes, cache_path, division, origin, problems, _reporter(progress), known, unordered)
+    return _build(table, sizes, cache_path, division, origin, problems, _reporter(progress), known)
 
 
 def _in_order(table: Table, division: Split, reopen: Callable[[str], Table]) -> tuple[Table, list[str]]:
@@ -213,11 +220,10 @@ def _build(
     problems: Problems,
     report: Progress,
     known: Encoder | None = None,
-    unordered: Sequence[str] = (),
 ) -> Cache:
     """The cache of a table; with a `known` encoder, one that has grown from it.
 
-    sizes: of each file in bytes; origin: what the manifest says of inputs and configuration.
+    sizes: of each file in bytes; origin: what the manifest says of inputs and configuration, and the warnings so far.
     """
     if table.columns.classes is None and not table.columns.is_regression:
         table = _settle_label(table, sizes, report)
@@ -233,6 +239,8 @@ def _build(
         times = spool.time() if columns.time else None
         part = assign_parts(sum(rows_of_files), division, configuration["seed"], rows_of_files, times)
         label_facts = _quantity(spool, part, label) if columns.is_regression else _classes(spool, part, label)
+        if known and known.label_scale:
+            label_facts |= dict(zip(("mean", "deviation"), known.label_scale, strict=True))
         weight_facts = {"weight": _weight(spool, part)} if columns.sample_weight else {}
         report("count", 0, 1)
         categorical, bags = fit_ids(spool, part, configuration["min_frequency"], configuration["hash_buckets"], known)
@@ -240,6 +248,8 @@ def _build(
         columns_of_rows = replace(columns, time=None, time_as="number")
         standardise = known.standardise if known else fit_standardisation(spool, part)
         encoder = Encoder(configuration["format"], columns_of_rows, standardise, categorical, bags)
+        if columns.is_regression:
+            encoder = replace(encoder, label_scale=(label_facts["mean"], label_facts["deviation"]))
         files = _write_parts(spool, part, encoder.standardise, folder, report)
         shutil.rmtree(spool.folder)
         encoder.save(folder / "encoder")
@@ -254,7 +264,7 @@ def _build(
             **weight_facts,
             "findings": [finding.to_dict() for finding in table.findings],
             "looked_at": table.looked_at,
-            "warnings": [*unordered, *_without_ids(encoder, configuration["min_frequency"])],
+            "warnings": [*origin["warnings"], *_without_ids(encoder, configuration["min_frequency"])],
             "split": division.describe(columns.time),
             "skipped": {"rows": len(problems), "examples": problems.examples, "truncated": problems.truncated},
             "seconds": round(time.time() - started, 3),

@@ -7,16 +7,19 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import math
 import tempfile
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch.nn.functional import logsigmoid
 
 from fastcross.estimators.kept_run import KeptRun
 from fastcross.extras import needs
@@ -37,12 +40,14 @@ if TYPE_CHECKING:
 
     from fastcross.data import Cache, Columns
     from fastcross.estimators.rows import Rows
+    from fastcross.explain.explanation import Explanation
     from fastcross.interop.serving import Exported
     from fastcross.training import Experiment, TrainingConfig
     from fastcross.training.metrics import Predicted
 
 Array = npt.NDArray[Any]
 FILE = "estimator.json"  # in a saved run folder: what the run itself does not know
+ALL_TRAIN = "random:1,0,0"
 PREPARATION_OPTIONS = ("min_frequency", "hash_buckets", "time_column")
 OF_PREPARATION = {  # types of what neither the model nor the training checks
     **dict.fromkeys(("min_frequency", "hash_buckets"), int | None),
@@ -69,9 +74,12 @@ class Estimator(BaseEstimator):
             early by the last. "time" and the others are those of the command line.
         group: a column such as the user, within whose rows AUC is measured, too (gauc).
         random_state: of weights, order of rows and dropout; the command line's ``--seed`` where it is an integer.
+        learning_rate: another name of lr.
+        warm_start: a second fit goes on from the first: ids, vocabularies and weights stay, new values get new ids.
         verbose: print what the columns were taken for, and a line for each evaluation.
 
-    After fit: ``report_`` says what the columns were taken for, ``result_`` what result.json of a run holds.
+    After fit: ``report_`` says what the columns were taken for, ``result_`` what result.json of a run holds,
+    ``history_`` what was measured at each evaluation, ``n_iter_`` how many epochs were trained.
     """
 
     task: ClassVar[str]  # of fastcross.data.Columns
@@ -105,6 +113,7 @@ class Estimator(BaseEstimator):
     epochs: int | None = None
     max_steps: int | None = None
     lr: float | None = None
+    learning_rate: float | None = None
     schedule: str | None = None
     warmup_steps: int | None = None
     optimizer: str | None = None
@@ -127,6 +136,7 @@ class Estimator(BaseEstimator):
     device: str = "auto"
     threads: int | None = None
     random_state: Any = None
+    warm_start: bool = False
     verbose: bool = False
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None, eval_set: Any = None) -> Self:
@@ -139,7 +149,22 @@ class Estimator(BaseEstimator):
             sample_weight: how much each row counts: an array, or the name of a column of X.
             eval_set: (X, y) or (X, y, sample_weight) of rows that tell when to stop; None: ``split`` sets some aside.
         """
-        from fastcross.data import Columns
+        if self.warm_start and hasattr(self, "run_"):
+            return self._keeping(lambda: self._go_on(X, y, sample_weight, eval_set, self.split, {}))
+        plan = self._plan()
+        return self._keeping(lambda: self._fit(plan, X, y, sample_weight, eval_set, self.split))
+
+    def _partial_fit(self, X: Any, y: Any, sample_weight: Any) -> Self:
+        """One epoch over rows, all of which train: of a new model, or on from the fitted one."""
+        once: dict[str, Any] = {"epochs": 1, "max_steps": None}
+        if hasattr(self, "run_"):
+            return self._keeping(lambda: self._go_on(X, y, sample_weight, None, ALL_TRAIN, once))
+        plan = self._plan()
+        plan = replace(plan, training=replace(plan.training, **once))
+        return self._keeping(lambda: self._fit(plan, X, y, sample_weight, None, ALL_TRAIN))
+
+    def _plan(self) -> Experiment:
+        from fastcross.data.columns import Columns
         from fastcross.models import MODELS
         from fastcross.training.experiment import Experiment, model_options
 
@@ -151,31 +176,69 @@ class Estimator(BaseEstimator):
         for name, hint in OF_PREPARATION.items():
             fitted(name, getattr(self, name), hint)
         fitted("columns", self.columns, Columns | Mapping | None)
+        return plan
+
+    def _keeping(self, fit: Callable[[], None]) -> Self:
+        """What was fitted before stays so where the fit fails."""
         before = dict(vars(self))
         try:
-            self._fit(plan, X, y, sample_weight, eval_set)
-        except BaseException:  # what was fitted before stays so
+            fit()
+        except BaseException:
             self.__dict__ = before
             raise
         return self
 
-    def _fit(self, plan: Experiment, X: Any, y: Any, sample_weight: Any, eval_set: Any) -> None:
+    def _fit(self, plan: Experiment, X: Any, y: Any, sample_weight: Any, eval_set: Any, split: Any) -> None:
         show = print if self.verbose else None
         kept = KeptRun(self.device)
         with tempfile.TemporaryDirectory(prefix="fastcross-") as folder:
-            cache = self._prepare(X, y, sample_weight, eval_set, Path(folder) / "cache")
+            cache = self._prepare(X, y, sample_weight, eval_set, Path(folder) / "cache", split)
             if show:
                 show(cache.report)
             result = plan.run(kept.path, show=show, opened=(cache, {}), curves=False, signals=False)
-        kept.finish()
+            self._set_run(kept, cache, result)
+
+    def _go_on(
+        self, X: Any, y: Any, sample_weight: Any, eval_set: Any, split: Any, training: Mapping[str, Any]
+    ) -> None:
+        """Train the fitted model on with new rows, whose frequent new values get ids."""
+        from fastcross.data.preparation import prepare
+        from fastcross.training.extension import extend
+
+        if _is_path(X):
+            raise ValueError(f"X is the file {X}; warm_start and partial_fit take tables, fastcross extend takes files")
+        show = print if self.verbose else None
+        kept, encoder = KeptRun(self.device), self.run_.trained.encoder
+        rows = self._rows(self._table(X), y, sample_weight, "X", getattr(self, "classes_", None))
+        tables = [rows.table] if eval_set is None else [rows.table, self._evaluated(eval_set, rows)]
+        columns = replace(encoder.columns, label=rows.label, sample_weight=rows.weight)
+        with tempfile.TemporaryDirectory(prefix="fastcross-") as folder:
+            options = {"seed": self.split_seed, "split": split, **self._given(("min_frequency",))}
+            cache = prepare(tables, Path(folder) / "cache", columns=columns, grow=self.run_.path / "encoder", **options)
+            if show:
+                show(cache.report)
+            given = {**self._given_training(), **training}
+            told: dict[str, Any] = {"show": show, "signals": False, "opened": cache, "device": self.device}
+            result = extend(self.run_.path, (), kept.path, training=given, threads=self.threads, **told)
+            self._set_run(kept, cache, result)
+
+    def _set_run(self, kept: KeptRun, cache: Cache, result: dict[str, Any]) -> None:
+        kept.look_at(cache)
         self.run_, self.result_, self.report_ = kept, result, cache.report
+        self._set_history(kept)
         self._warn(cache.warnings)
 
-    def _prepare(self, X: Any, y: Any, sample_weight: Any, eval_set: Any, path: Path) -> Cache:
+    def _set_history(self, kept: KeptRun) -> None:
+        from fastcross.training.run_folder import Run
+
+        self.history_ = Run(kept.path).history
+        self.n_iter_ = max(1, math.ceil(self.history_[-1]["epoch"])) if self.history_ else 1
+
+    def _prepare(self, X: Any, y: Any, sample_weight: Any, eval_set: Any, path: Path, split: Any) -> Cache:
         from fastcross.data import prepare
         from fastcross.estimators.rows import has_names
 
-        options = {"seed": self.split_seed, "split": self.split, **self._given(PREPARATION_OPTIONS)}
+        options = {"seed": self.split_seed, "split": split, **self._given(PREPARATION_OPTIONS)}
         if _is_path(X):
             _check_names(X, y=y, sample_weight=sample_weight, eval_set=eval_set)
             said = self.columns or self.group or y or sample_weight or self.task == "regression"
@@ -217,7 +280,7 @@ class Estimator(BaseEstimator):
             return X, y
         return labels_of(self._table(X), y, "X", f"{type(self).__name__}.score")[:2]
 
-    def _rows(self, table: pa.Table, y: Any, weight: Any, place: str, known: Rows | None = None) -> Rows:
+    def _rows(self, table: pa.Table, y: Any, weight: Any, place: str, classes: Array | None = None) -> Rows:
         raise NotImplementedError
 
     def _set_classes(self, classes: Array | None) -> None:
@@ -237,7 +300,7 @@ class Estimator(BaseEstimator):
             raise ValueError(f"X is a table, and eval_set the file {X}: give both as tables")
         if weight is None and rows.weight is not None:
             weight = rows.weight if rows.weight in getattr(X, "columns", ()) else 1.0
-        return self._rows(self._table(X, place="eval_set"), y, weight, "eval_set", rows).renamed(rows).table
+        return self._rows(self._table(X, place="eval_set"), y, weight, "eval_set", rows.classes).renamed(rows).table
 
     def _table(self, X: Any, *, fitting: bool = False, place: str = "X") -> pa.Table:
         """The columns under the names of the training; checked as scikit-learn does where they have none."""
@@ -277,6 +340,39 @@ class Estimator(BaseEstimator):
         for message in messages:
             warnings.warn(message, DataWarning, stacklevel=4)
 
+    @property
+    def feature_importances_(self) -> Array:
+        """(columns,): how far the output moves where a column's values are dealt to other rows, as shares of the sum.
+
+        Measured when it is asked for, on 1,024 validation rows; a column that was left out has 0.
+        """
+        check_is_fitted(self, "run_")
+        names = getattr(self, "feature_names_in_", [f"x{i}" for i in range(self.n_features_in_)])
+        found = self.run_.importances
+        return np.array([found.get(name, 0.0) for name in names])
+
+    def explain(self, X: Any, *, output: int = 0) -> Explanation:
+        """Main effects and crosses of the model's cross network over rows, as ``fastcross explain`` has them.
+
+        Args:
+            output: which logit, of a classifier with more than two classes.
+        """
+        from fastcross.data.prediction import read_for_prediction
+        from fastcross.explain.explanation import explain
+        from fastcross.models.dcn import DCN
+
+        check_is_fitted(self, "run_")
+        trained = self.run_.trained
+        model = trained.model
+        if not (isinstance(model, DCN) and model.parallel and model.config.cross_type == "vector"):
+            raise ValueError(
+                "explain takes apart the cross network of a DCN that stands beside the deep one (cross_type vector, "
+                f"structure parallel); got {self.model}"
+            )
+        source = X if _is_path(X) else self._table(X)
+        rows = lambda: read_for_prediction(source, trained.encoder, batch_size=1024)  # noqa: E731
+        return explain(model, rows, names=trained.schema.names, output=output)
+
     def save(self, path: str | PathLike[str], *, overwrite: bool = False) -> None:
         """Write the run folder, which :meth:`load` and every command of the command line read.
 
@@ -299,6 +395,8 @@ class Estimator(BaseEstimator):
         kept = KeptRun.of(run.path, device)
         cls._check_task(kept.trained.schema.task, path)
         estimator.run_, estimator.result_, estimator.report_ = kept, run.result or {}, saved.get("report", "")
+        estimator._set_history(kept)
+        kept.known = saved.get("importances")
         classes = saved.get("classes")
         encoder = kept.trained.encoder
         estimator._set_classes(np.array(classes[1], classes[0]) if classes else _values(encoder.classes))
@@ -328,6 +426,7 @@ class Estimator(BaseEstimator):
             "classes": None if classes is None else [kind, classes.tolist()],
             "features": self.n_features_in_ if names is None else names.tolist(),
             "report": self.report_,
+            "importances": self.run_._known_importances(),
         }
 
     def export(self, path: str | PathLike[str], *, encoded: bool = False) -> Exported:
@@ -349,10 +448,20 @@ class Estimator(BaseEstimator):
         """The parameters among these that the estimator has and that are not None."""
         return {name: value for name in names if (value := getattr(self, name, None)) is not None}
 
-    def _training(self) -> TrainingConfig:
+    def _given_training(self) -> dict[str, Any]:
         from fastcross.training import TrainingConfig
 
         given = self._given(entry.name for entry in fields(TrainingConfig))
+        if self.learning_rate is not None:
+            if self.lr not in (None, self.learning_rate):
+                raise ValueError(f"lr and learning_rate are one parameter; got {self.lr} and {self.learning_rate}")
+            given["lr"] = self.learning_rate
+        return given
+
+    def _training(self) -> TrainingConfig:
+        from fastcross.training import TrainingConfig
+
+        given = self._given_training()
         seed = self.random_state
         if not isinstance(seed, int):
             seed = int(check_random_state(seed).randint(LARGEST_SEED))
@@ -387,24 +496,52 @@ class Estimator(BaseEstimator):
         return Columns.make({**declared, **{name: fact for name, fact in facts.items() if fact is not None}})
 
 
-# Of __init__, not of __new__, which takes anything in order to name it: editors and scikit-learn look here.
-Estimator.__signature__ = inspect.signature(Estimator.__init__).replace(
-    parameters=list(inspect.signature(Estimator.__init__).parameters.values())[1:]
-)
-
-
+@dataclass(eq=False, repr=False)
 class DCNClassifier(ClassifierMixin, Estimator):
-    """A class among two or more; ``classes_`` holds the labels in their order. See :class:`Estimator`."""
+    """A class among two or more; ``classes_`` holds the labels in their order. See :class:`Estimator`.
+
+    Args:
+        class_weight: how much the rows of each class count, in the loss and in the metrics that are measured meanwhile:
+            a dict, or "balanced"; None: all the same.
+    """
 
     task = "classification"
 
-    def _rows(self, table: pa.Table, y: Any, weight: Any, place: str, known: Rows | None = None) -> Rows:
+    class_weight: Any = field(default=None, kw_only=True)
+
+    def partial_fit(self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Train one epoch on rows: the first call makes the model, later ones go on from it.
+
+        Args:
+            classes: all that will come, for the first call; None: those of y.
+        """
+        first = not hasattr(self, "run_")
+        if first and classes is not None:
+            self._set_classes(np.unique(classes))
+        try:
+            return self._partial_fit(X, y, sample_weight)
+        except BaseException:
+            if first and hasattr(self, "classes_"):
+                del self.classes_
+            raise
+
+    def _rows(self, table: pa.Table, y: Any, weight: Any, place: str, classes: Array | None = None) -> Rows:
         from fastcross.estimators.rows import classified
 
-        return classified(table, y, weight, place, type(self).__name__, None if known is None else known.classes)
+        known = classes if classes is not None else None if hasattr(self, "run_") else getattr(self, "classes_", None)
+        return classified(table, y, weight, place, type(self).__name__, known, self.class_weight)
+
+    def _prepare(self, X: Any, y: Any, sample_weight: Any, eval_set: Any, path: Path, split: Any) -> Cache:
+        if _is_path(X) and self.class_weight is not None:
+            raise ValueError(f"X is the file {X}; class_weight is for tables, positive_weight for files, too")
+        return super()._prepare(X, y, sample_weight, eval_set, path, split)
 
     def _set_classes(self, classes: Array | None) -> None:
         self.classes_ = classes
+
+    def decision_function(self, X: Any) -> Array:
+        """(rows,) logits of the second of two classes, or (rows, classes)."""
+        return self._predict(X).logits.double().numpy()
 
     def predict_proba(self, X: Any) -> Array:
         """(rows, classes): the probability of each class, in the order of ``classes_``."""
@@ -413,11 +550,16 @@ class DCNClassifier(ClassifierMixin, Estimator):
         p = probabilities(self._predict(X).logits).numpy()
         return np.stack([1 - p, p], axis=1) if p.ndim == 1 else p
 
+    def predict_log_proba(self, X: Any) -> Array:
+        """The logarithms of :meth:`predict_proba`, exact where a probability is all but 0."""
+        z = torch.from_numpy(self.decision_function(X))
+        return (torch.stack([logsigmoid(-z), logsigmoid(z)], dim=1) if z.dim() == 1 else z.log_softmax(dim=1)).numpy()
+
     def predict(self, X: Any) -> Array:
         """(rows,): the likeliest class."""
-        check_is_fitted(self, "run_")
+        z = self.decision_function(X)
         assert self.classes_ is not None
-        return self.classes_[self.predict_proba(X).argmax(axis=1)]
+        return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(axis=1)]
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
         """The accuracy; y may name a column of X."""
@@ -433,7 +575,11 @@ class DCNRegressor(RegressorMixin, Estimator):
 
     task = "regression"
 
-    def _rows(self, table: pa.Table, y: Any, weight: Any, place: str, known: Rows | None = None) -> Rows:
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Train one epoch on rows: the first call makes the model and the label's scale, later ones go on from it."""
+        return self._partial_fit(X, y, sample_weight)
+
+    def _rows(self, table: pa.Table, y: Any, weight: Any, place: str, classes: Array | None = None) -> Rows:
         from fastcross.estimators.rows import measured
 
         return measured(table, y, weight, place, type(self).__name__)
@@ -449,6 +595,12 @@ class DCNRegressor(RegressorMixin, Estimator):
             return self._predict(X, labelled=True).summarise(regression=True)["r2"]
         X, y = self._with_labels(X, y)
         return float(r2_score(y, self.predict(X), sample_weight=sample_weight))
+
+
+# Of __init__, not of __new__, which takes anything in order to name it: editors and scikit-learn look here.
+for kind in (Estimator, DCNClassifier, DCNRegressor):
+    options = [*inspect.signature(kind.__init__).parameters.values()][1:]
+    kind.__signature__ = inspect.Signature(options)
 
 
 def _is_path(X: object) -> bool:

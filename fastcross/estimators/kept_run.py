@@ -6,17 +6,25 @@ import os
 import shutil
 import tempfile
 import weakref
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
 from fastcross.files import building, write_checked_json
 
 if TYPE_CHECKING:
+    from fastcross.batch import Batch
+    from fastcross.data.cache import Cache
     from fastcross.training.run_folder import Trained
 
-# What a training would go on from: the data of this one is gone.
+# The optimiser's state: with it a fit goes on more smoothly while the object lives; it does not travel.
 LEFT_OUT = ("last.safetensors", "last.safetensors.checksum")
+ROWS = 1024  # that importances are measured on
 
 
 class KeptRun:
@@ -25,6 +33,8 @@ class KeptRun:
     def __init__(self, device: str) -> None:
         self.device = device
         self.folder = Path(tempfile.mkdtemp(prefix="fastcross-"))
+        self.rows: Batch | None = None  # some that were trained or validated with; they do not travel
+        self.known: dict[str, float] | None = None  # importances, where the rows are gone
         weakref.finalize(self, _remove, self.folder, os.getpid())
 
     @property
@@ -37,10 +47,24 @@ class KeptRun:
 
         return load_model(self.path, self.device)
 
-    def finish(self) -> None:
-        """After the training: drop what only a resumed one would read."""
-        for name in LEFT_OUT:
-            (self.path / name).unlink(missing_ok=True)
+    def look_at(self, cache: Cache) -> None:
+        """Keep some rows of a cache, validation rows if there are any."""
+        part = "validation" if cache.sizes["validation"] else "train"
+        self.rows = next(cache.batches(part, ROWS, shuffle=True))
+
+    @property
+    def importances(self) -> dict[str, float]:
+        """Of each input column: how far the output moves where its values are dealt to other rows; they sum to 1."""
+        if self.known is None:
+            if self.rows is None and Path(self.trained.cache).exists():
+                self.look_at(self.trained.open_cache())
+            if self.rows is None:
+                raise ValueError("the rows it was trained on are gone; see sklearn.inspection.permutation_importance")
+            self.known = _importances(self.trained, self.rows)
+        return self.known
+
+    def _known_importances(self) -> dict[str, float] | None:
+        return self.known if self.rows is None else self.importances
 
     def copy_to(self, path: Path, name: str, content: dict[str, Any], *, overwrite: bool = False) -> None:
         """The run folder, and in it a file of JSON, at another place; whole or not at all.
@@ -54,7 +78,8 @@ class KeptRun:
             if not (path / "config.json").exists():
                 raise ValueError(f"{path} is there already, and is no run folder; overwrite=True replaces a run alone")
         with building(path) as folder:
-            shutil.copytree(self.path, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(".lock"))
+            left_out = shutil.ignore_patterns(".lock", *LEFT_OUT)
+            shutil.copytree(self.path, folder, dirs_exist_ok=True, ignore=left_out)
             run = Run(folder)
             if run.history and not (folder / "curves.png").exists():  # a fit does not wait for them
                 run.draw(run.result or {}, run.history)
@@ -68,17 +93,53 @@ class KeptRun:
         return kept
 
     def __getstate__(self) -> dict[str, Any]:
-        files = {str(file.relative_to(self.path)): file.read_bytes() for file in _files(self.path)}
-        return {"device": self.device, "files": files}
+        files = [file for file in _files(self.path) if file.name not in LEFT_OUT]
+        contents = {str(file.relative_to(self.path)): file.read_bytes() for file in files}
+        return {"device": self.device, "files": contents, "importances": self._known_importances()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(state["device"])  # type: ignore[misc]
+        self.known = state["importances"]
         for name, content in state["files"].items():
             file = (self.path / name).resolve()
             if not file.is_relative_to(self.path.resolve()):
                 raise ValueError(f"a run holds files of its own folder; got {name}")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
+
+
+def _importances(trained: Trained, rows: Batch) -> dict[str, float]:
+    from fastcross.data.cache import gather_ragged
+    from fastcross.training.metrics import predict_logits
+
+    columns, schema = trained.encoder.columns, trained.schema
+    generator = np.random.default_rng(0)
+    expected = predict_logits(trained.model, [rows])[0]
+    found = {}
+    for column in columns.inputs:
+
+        def of_column(names: Sequence[str], column: str = column) -> list[int]:
+            """A column may be several features: its number and its category, a date's hour and weekday."""
+            homes = [name if name in columns.inputs else name.rpartition(".")[0] for name in names]
+            return [i for i, home in enumerate(homes) if home == column]
+
+        order = generator.permutation(len(rows))
+        dense, categorical, bags = rows.dense.clone(), rows.categorical.clone(), list(rows.bags)
+        for i in of_column(schema.dense_names):
+            dense[:, i] = dense[order, i]
+        for i in of_column(schema.categorical_names):
+            categorical[:, i] = categorical[order, i]
+        for i in of_column(schema.bag_names):
+            bag = bags[i]
+            bounds = np.append(bag.offsets.numpy(), len(bag.values))
+            places, offsets = gather_ragged(bounds, order)
+            weights = None if bag.weights is None else bag.weights[places]
+            bags[i] = replace(bag, values=bag.values[places], offsets=torch.from_numpy(offsets), weights=weights)
+        dealt = replace(rows, dense=dense, categorical=categorical, bags=tuple(bags))
+        moved = predict_logits(trained.model, [dealt])[0]
+        found[column] = float((moved - expected).abs().mean())
+    total = sum(found.values())
+    return {name: value / total if total else 0.0 for name, value in found.items()}
 
 
 def _files(path: Path) -> list[Path]:

@@ -6,12 +6,13 @@ Nothing is copied that Arrow can look at where it is. What is wrong is named by 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import assert_all_finite, check_consistent_length, column_or_1d
 
@@ -156,6 +157,7 @@ class Rows:
     label: str
     weight: str | None = None
     classes: Array | None = None  # of a classifier: the different labels, in order
+    class_weight: Any = None  # of a classifier: class -> how much its rows count
 
     @property
     def texts(self) -> tuple[str, ...] | None:
@@ -170,7 +172,7 @@ class Rows:
         """With label and weight under the names that they have in other rows."""
         names = {self.label: other.label, self.weight: other.weight or self.weight}
         table = self.table.rename_columns([names.get(name, name) for name in self.table.column_names])
-        return Rows(table, other.label, other.weight, self.classes)
+        return Rows(table, other.label, other.weight, self.classes, self.class_weight)
 
 
 def labels_of(table: pa.Table, y: Any, place: str, what: str) -> tuple[pa.Table, Array, str]:
@@ -212,7 +214,9 @@ def _is_missing(y: Array) -> Array:
         return np.array([value is None or (isinstance(value, float) and value != value) for value in y])
 
 
-def classified(table: pa.Table, y: Any, weight: Any, place: str, what: str, classes: Array | None = None) -> Rows:
+def classified(
+    table: pa.Table, y: Any, weight: Any, place: str, what: str, classes: Array | None = None, class_weight: Any = None
+) -> Rows:
     """Rows of a classifier; those of eval_set are given the classes that are known."""
     table, values, name = labels_of(table, y, place, what)
     check_present(values, place, name)
@@ -225,7 +229,24 @@ def classified(table: pa.Table, y: Any, weight: Any, place: str, what: str, clas
         raise ValueError(f"{what} needs at least two classes; the label {name} has one class, {found.tolist()[0]!r}")
     texts = pa.array(list(map(str, found.tolist())))
     table, label = add_column(table, name, pa.DictionaryArray.from_arrays(codes.astype(np.int32), texts))
-    return weighted(Rows(table, label, classes=found if classes is None else classes), weight, place)
+    known = found if classes is None else classes
+    rows = Rows(table, label, classes=known)
+    if class_weight is None:
+        return weighted(rows, weight, place)
+    if isinstance(class_weight, str):  # scikit-learn knows which texts there are
+        weights = compute_class_weight(class_weight, classes=found, y=values)
+        class_weight = dict(zip(found.tolist(), weights.tolist(), strict=True))
+    if not isinstance(class_weight, Mapping):
+        raise ValueError(f'class_weight must map classes to weights, or be "balanced"; got {class_weight!r}')
+    if unknown := [name for name in class_weight if name not in known]:
+        raise ValueError(f"class_weight names {unknown[0]!r}, which is no class; the classes are {known.tolist()}")
+    of_rows = np.array([class_weight.get(name, 1.0) for name in found.tolist()], np.float64)[codes]
+    if isinstance(weight, str):
+        if weight not in rows.features:
+            return weighted(rows, weight, place)  # which says so
+        weight, rows = table[weight].to_numpy(), replace(rows, table=table.drop_columns([weight]))
+    rows = weighted(rows, of_rows if weight is None else of_rows * np.asarray(weight), place)
+    return replace(rows, class_weight=class_weight)
 
 
 def measured(table: pa.Table, y: Any, weight: Any, place: str, what: str) -> Rows:
@@ -247,7 +268,7 @@ def weighted(rows: Rows, weight: Any, place: str) -> Rows:
     if isinstance(weight, str):
         if weight not in rows.features:
             raise DataError(f"{place}: no column {weight} to weigh rows by; the columns are {', '.join(rows.features)}")
-        return Rows(rows.table, rows.label, weight, rows.classes)
+        return replace(rows, weight=weight)
     size = len(rows.table)
     values = np.asarray(weight)
     values = np.full(size, float(values)) if values.ndim == 0 else values
@@ -264,4 +285,4 @@ def weighted(rows: Rows, weight: Any, place: str) -> Rows:
             f"sample_weight must be finite and at least 0; got {numbers[row]:g} in row {row + 1} of {place}"
         )
     table, name = add_column(rows.table, "sample_weight", pa.array(numbers))
-    return Rows(table, rows.label, name, rows.classes)
+    return replace(rows, table=table, weight=name)

@@ -345,6 +345,7 @@ def resume(
     processes: Processes = ALONE,
     cache: Path | str | None = None,
     callbacks: Sequence[Callback] = (),
+    signals: bool = True,
 ) -> dict[str, Any]:
     """Continue a run from its last checkpoint, with the experiment in its folder; returns the result.
 
@@ -359,7 +360,8 @@ def resume(
         data = Cache.open(cache or config["cache"], fingerprint=config["fingerprint"])
         data.check_encoder(run.encoder.fingerprint)
         optimum = config["optimum"]
-        with experiment.trainer(data, run, optimum, processes=processes, show=show, callbacks=callbacks) as trainer:
+        told: dict[str, Any] = {"show": show, "callbacks": callbacks, "signals": signals}
+        with experiment.trainer(data, run, optimum, processes=processes, **told) as trainer:
             trainer.resume()
             return trainer.fit()
 

@@ -40,6 +40,8 @@ def extend(
     threads: int | None = None,
     show: Show | None = None,
     progress: Progress | None = None,
+    opened: Cache | None = None,
+    signals: bool = True,
 ) -> dict[str, Any]:
     """Add the new files' frequent values to the vocabularies of a finished run, and continue training on these files.
 
@@ -54,6 +56,8 @@ def extend(
         training: fields of :class:`TrainingConfig` that differ from the run's.
         cache: folder for the prepared data; None for one in the user's cache folder.
         device, threads: None for those of the run.
+        opened: the new rows, where they are prepared already; no files then.
+        signals: as of :meth:`Experiment.run`.
 
     Returns:
         The content of the extended run's result.json.
@@ -70,21 +74,21 @@ def extend(
         device=device or plan.device,
         threads=threads or plan.threads,
     )
-    opened, _ = plan.data.open(show, progress=progress)
+    opened = opened or plan.data.open(show, progress=progress)[0]
     if show:
         show(_news(trained, opened))
     if not in_place:
         with building(target) as folder:
             _write(plan, opened, trained, moments, folder)
-        return resume(target, show=show)
+        return resume(target, show=show, signals=signals)
     with working_in(source), building(source) as folder:
         _write(plan, opened, trained, moments, folder)
-        result = resume(folder, show=show)
+        result = resume(folder, show=show, signals=signals)
         _keep_others(source, folder)
     return result
 
 
-def _read(source: Path, training: dict[str, Any]) -> tuple[Experiment, Trained, Mapping[str, Any]]:
+def _read(source: Path, training: dict[str, Any]) -> tuple[Experiment, Trained, Mapping[str, Any] | None]:
     """The run's experiment, model and optimiser state."""
     run = Run(source)
     plan = Experiment.load(source)
@@ -94,10 +98,9 @@ def _read(source: Path, training: dict[str, Any]) -> tuple[Experiment, Trained, 
         raise CheckpointError(
             f"{source} has crosses, which number the combinations of all ids: it cannot be extended, only trained anew"
         )
-    if run.encoder.schema.task == "regression":
-        raise CheckpointError(
-            f"{source} predicts a quantity, which it scales by the mean of its own training rows: it cannot be extended"
-        )
+    encoder = run.encoder
+    if encoder.schema.task == "regression" and encoder.label_scale is None:
+        raise CheckpointError(f"{source} was trained by an earlier fastcross, and cannot be extended; train it anew")
     if run.result is None:
         raise CheckpointError(f"{source} is not finished; go on with it first: fastcross train --resume {source}")
     config = TrainingConfig(**{**asdict(plan.training), **training})
@@ -109,10 +112,14 @@ def _read(source: Path, training: dict[str, Any]) -> tuple[Experiment, Trained, 
     options = dict(plan.options)
     if isinstance(embedding := getattr(trained.model, "embedding", None), EmbeddingStack):
         options["embedding_dim"] = list(embedding.dims)  # a width that follows from the cardinality would grow with it
-    return replace(plan, options=options, training=config), trained, run.load("last", {})["optimizer"]
+    return (
+        replace(plan, options=options, training=config),
+        trained,
+        run.load("last", {})["optimizer"] if run.holds("last") else None,
+    )
 
 
-def _write(plan: Experiment, cache: Cache, trained: Trained, moments: Mapping[str, Any], folder: Path) -> None:
+def _write(plan: Experiment, cache: Cache, trained: Trained, moments: Mapping[str, Any] | None, folder: Path) -> None:
     """Write the extended run as one that was interrupted before its first step."""
     config = plan.describe(cache, {}) | {"extends": str(trained.path.resolve())}
     run = Run.create(folder, config, cache.encoder)
@@ -122,10 +129,12 @@ def _write(plan: Experiment, cache: Cache, trained: Trained, moments: Mapping[st
         trainer.save()
 
 
-def _fill(trainer: Trainer, weights: Mapping[str, Tensor], moments: Mapping[str, Any]) -> None:
+def _fill(trainer: Trainer, weights: Mapping[str, Tensor], moments: Mapping[str, Any] | None) -> None:
     """Copy weights and optimiser state into the new model and optimiser, with rows for the new ids."""
     wanted = trainer.model.state_dict()
     trainer.model.load_state_dict({name: _grown(old, wanted[name]) for name, old in weights.items()})
+    if moments is None:
+        return
     parts = []
     for part, old in zip(trainer.optimizer.parts, moments["parts"], strict=True):
         parameters = [parameter for group in part.param_groups for parameter in group["params"]]

@@ -74,6 +74,6 @@ def test_parameters_are_options_of_the_command_line():
     from fastcross.cli.parser import build_parser
 
     options = vars(build_parser().parse_args(["train"]))
-    own = {"random_state", "verbose", "categorical_features"}
+    own = {"random_state", "verbose", "categorical_features", "class_weight", "learning_rate", "warm_start"}
     assert set(DCNClassifier().get_params()) - own <= set(options)
     assert not hasattr(DCNClassifier, "checkpoint_seconds")

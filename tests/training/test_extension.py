@@ -213,9 +213,6 @@ def test_what_cannot_be_extended(folder, tmp_path, capsys):
         tmp_path / "crossed", "--data", new, "--run", target
     )
     assert "it must stay adam; got sgd" in told(run, "--data", new, "--run", target, "--optimizer", "sgd")
-    quantity = Dataset(str(folder / "old.csv"), str(tmp_path / "cache"), {"columns": COLUMNS | {"task": "regression"}})
-    Experiment(quantity, options={"embedding_dim": 2}, training=config, threads=1).run(tmp_path / "quantity")
-    assert "predicts a quantity" in told(tmp_path / "quantity", "--data", new, "--run", target)
     (tmp_path / "bad.csv").write_text("user,film\nu1,2\n")
     assert "no column" in told(run, "--data", tmp_path / "bad.csv", "--run", target)
     assert "is there already and not empty" in told(run, "--data", new, "--run", tmp_path / "crossed")
@@ -227,3 +224,21 @@ def test_what_cannot_be_extended(folder, tmp_path, capsys):
     with pytest.raises(CheckpointError, match="is not finished; go on with it first"):
         extend(tmp_path / "unfinished", [new], target)
     assert not target.exists()
+
+
+def test_a_quantity_keeps_its_scale(folder, tmp_path, monkeypatch):
+    """New rows have another mean; what was learned is said in the unit of the old one."""
+    preparation = {"columns": COLUMNS | {"task": "regression"}, "min_frequency": 5}
+    data = Dataset(str(folder / "old.csv"), str(tmp_path / "cache"), preparation)
+    Experiment(data, options={"embedding_dim": 2}, training=TrainingConfig(**TRAINING), threads=1).run(tmp_path / "run")
+    scale = Encoder.load(tmp_path / "run" / "encoder").label_scale
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "resume", lambda *args, **kwargs: {})
+        extend(tmp_path / "run", [folder / "new.csv"], tmp_path / "stopped", preparation={"min_frequency": 5})
+    assert torch.equal(logits(tmp_path / "stopped", folder / "rows.csv"), logits(tmp_path / "run", folder / "rows.csv"))
+    result = extend(tmp_path / "run", [folder / "new.csv"], tmp_path / "next", preparation={"min_frequency": 5})
+    assert result["steps"] > 0
+    config = load_model(tmp_path / "next").model.config
+    assert (
+        (config.label_mean, config.label_deviation) == scale == Encoder.load(tmp_path / "next" / "encoder").label_scale
+    )
