@@ -1,1 +1,1 @@
-"""The cross operators as kernels; imported as ``fastcross.kernels``. Nothing here knows nn.Module or autograd."""
+"""The operators' kernels, imported as ``fastcross.kernels``. They use neither nn.Module nor autograd."""

@@ -9,9 +9,9 @@ The layers of one network share x0, so every x_l is a per-row scalar times x0 pl
 
 so that y = x_L = α_L x0 + β_L, and for a head V the logits are z = α_L (x0 Vᵀ) + β_L Vᵀ.
 
-Any device, any floating dtype, differentiable as often as one likes: the fallback where no kernel fits, and the path of
-second derivatives. Dots run in float32 for half-precision storage and in float64 for float64. Here PyTorch's own
-operators do the work: x0 is read twice and written once, whatever the depth; the fused kernels read it once.
+It runs on any device, for any floating dtype and any number of derivatives: the fallback if no kernel fits, and the
+path of second derivatives. Dots run in float32 for half precision and in float64 for float64. These are PyTorch's
+operators: they read x0 twice and write it once, at any depth. The fused kernels read it once.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def cross_network(x0: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
 
 
 def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor) -> Tensor:
-    """z = α_L q + β_L Vᵀ with q = x0 Vᵀ: the cross output x_L is never formed."""
+    """z = α_L q + β_L Vᵀ with q = x0 Vᵀ, without forming x_L."""
     dtype = accumulation_dtype(x0, weight, bias, head)
     with without_autocast(x0):
         rows, v = x0.to(dtype), head.to(dtype)
@@ -52,7 +52,7 @@ def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor) 
 
 def _alpha_beta(x0: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """The recurrence: α_L per row, β_L per feature (None without biases)."""
-    # Its products and sums grow with the depth, and it is small: float64 wherever the device has it.
+    # Rounding errors grow with the depth, and the recurrence is small: float64 if the device has it.
     wide = x0.dtype if x0.device.type == "mps" else torch.float64
     p = (x0 @ weight.T).to(wide)
     alpha, beta = torch.ones_like(p[..., 0]), None
@@ -65,8 +65,8 @@ def _alpha_beta(x0: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor
 
 
 def without_autocast(x: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Autocast would round the dots to half precision; these sums are float32 on purpose."""
+    """Disables autocast, which would round the dots to half precision."""
     kind = x.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):  # which has no autocast
+    if kind != "meta" and torch.is_autocast_enabled(kind):  # meta has no autocast
         return torch.autocast(kind, enabled=False)
     return contextlib.nullcontext()

@@ -1,30 +1,29 @@
-"""Embedding rows in PyTorch's own operators, for any device and dtype, and what all backends agree on.
+"""Embedding in PyTorch's operators, for any device and dtype, and the conventions of all backends.
 
     embedding_stack_fwd   x0 = [table_k[ids[m, k]] …, Σ_n coefficient_n table[values_n] …, dense]     (eq. 1 and 2)
-    embedding_stack_bwd   for each table its distinct ids, ascending, and Σ dx0 over the rows m that share one; on
-                          other devices than the CPU all of its ids, as below
+    embedding_stack_bwd   for each table its distinct ids, ascending, and Σ dx0 over the rows m with the same id; on
+                          other devices than the CPU all ids, as below
     weights_bwd           the gradient of a bag's weights
 
-The tables are those of the single-valued features, then those of the bags. Sums over the rows that share an id run in
-float32 for half precision. Ids and offsets are checked where that does not wait for a device: on the CPU. The backward
-functions can themselves be differentiated.
+The tables are those of the single-valued features, then those of the bags. Sums over the rows with the same id run in
+float32 for half precision. Ids and offsets are checked on the CPU, where checking does not synchronise. The backward
+functions are differentiable.
 
 On a GPU the gradient of table k has as many entries n_k as the batch has ids, so its size follows from shapes, not from
-values: ``rows``, the ids in ascending order *with* repetitions, and ``values``: at the first entry of each run of equal
-ids (its head) the sum of dx0 over the run, at all others exactly 0. So nobody waits for a device to count distinct ids.
-As a sparse tensor that is not coalesced this is a gradient for anybody, its values have the norm of the coalesced one,
-and who looks at heads only needs not coalesce it. The Triton kernels write all tables' rows into one buffer and all
-values into another, in the order of the tables.
+values: ``rows``, the ids in ascending order *with* repetitions, and ``values``: the sum of dx0 over each run of equal
+ids at its first entry (its head), and exactly 0 at the others. So counting distinct ids never synchronises. As a sparse
+tensor that is not coalesced this is a valid gradient. Its values have the norm of the coalesced one, and readers of
+heads need not coalesce it. The Triton kernels write the rows of all tables to one buffer and the values to another, in
+the order of the tables.
 
-Ids and offsets that are wrong on a GPU, where an error would have to wait for it, are recorded and raised later. A
-tensor of int64, ``faults``, has one place for each feature, and two for each bag's offsets. A kernel puts there the
-least of
+Wrong ids and offsets on a GPU, where raising an error at once would synchronise, are recorded and raised later. An
+int64 tensor, ``faults``, has one entry for each feature, and two for each bag's offsets. A kernel writes the minimum of
 
-    position << 32 | what was found there        position: the row; of a bag's id that of the value
+    position << 32 | value found there        position: the row; for a bag's id that of the value
 
-(what was found cut to 32 bits), and beside an offset the number of the bag's values: of batches with wrong offsets only
-those that have as many values as the first one are recorded. So what is told of a feature is true of one batch, though
-not of the first one that was wrong. x0 is NaN where an id or an offset was.
+with the value truncated to 32 bits. Beside an offset it writes the number of the bag's values: among batches with wrong
+offsets, only those with as many values as the first one are recorded. So the record of a feature describes one batch,
+though not necessarily the first wrong one. x0 is NaN for wrong ids and offsets.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,7 +49,7 @@ def embedding_stack(
     tables: Sequence[Tensor],
     pooling: str,
 ) -> Tensor:
-    """x0 in operators that PyTorch differentiates, transforms and exports; nothing is checked."""
+    """x0 in operators that PyTorch differentiates, transforms and exports, without checks."""
     K = ids.shape[1]
     single = [F.embedding(ids[:, k], tables[k]) for k in range(K)]
     bags = zip(tables[K:], values, offsets, weights, strict=True)
@@ -59,8 +58,8 @@ def embedding_stack(
 
 
 def _pool(table: Tensor, values: Tensor, offsets: Tensor, weights: Tensor | None, pooling: str) -> Tensor:
-    if not torch.compiler.is_exporting():  # embedding_bag knows neither tangents nor vmap
-        # Not table[values], which would take an id of -1 for the last row without a word.
+    if not torch.compiler.is_exporting():  # embedding_bag supports neither tangents nor vmap
+        # Not table[values], which would silently read the last row for an id of -1.
         rows = F.embedding(values, table) * pooling_coefficients(
             values, offsets, weights, pooling, table.dtype
         ).unsqueeze(1)
@@ -108,7 +107,7 @@ def embedding_stack_bwd(
     sizes: Sequence[int],
     needs: Sequence[bool],
 ) -> list[Tensor]:
-    """Ids and gradients in turn, for each table; ``sizes`` are the height and width of each. Empty if not needed."""
+    """Alternating ids and gradients for each table; ``sizes`` are the height and width of each. Empty if not needed."""
     result: list[Tensor] = []
     columns = dx0[:, : sum(sizes[1::2])].split(list(sizes[1::2]), 1)
     for k, g in enumerate(columns):
@@ -123,12 +122,12 @@ def embedding_stack_bwd(
 
 
 def sum_bag(values: Tensor, offsets: Tensor, coefficients: Tensor, g: Tensor, height: int) -> RowGradient:
-    """A bag's distinct ids, and coefficient_n g summed over the values n that share one, g being that of n's row."""
+    """A bag's distinct ids, and for each the sum of coefficient_n g over its values n, with g of n's row."""
     return sum_distinct(values, g[row_of_value(values, offsets)] * coefficients.to(g.dtype).unsqueeze(1), height)
 
 
 def is_compact(g: Tensor) -> bool:
-    """Whether gradients have one row for each distinct id: where counting these waits for no device."""
+    """Whether gradients have one row per distinct id: only where counting them does not synchronise."""
     return g.device.type == "cpu"
 
 
@@ -146,7 +145,7 @@ def sum_distinct(ids: Tensor, g: Tensor, height: int) -> RowGradient:
 
 
 def weights_bwd(g: Tensor, table: Tensor, values: Tensor, offsets: Tensor, weights: Tensor, pooling: str) -> Tensor:
-    """The gradient of a bag's weights, g being that of the bag's columns of x0.
+    """The gradient of a bag's weights, from the gradient g of the bag's columns of x0.
 
     For "sum" that of weight n is g·row_n, for "mean" (g·row_n - Σ_m coefficient_m g·row_m) / Σ_m weight_m.
     """
@@ -159,7 +158,7 @@ def weights_bwd(g: Tensor, table: Tensor, values: Tensor, offsets: Tensor, weigh
 
 
 def in_dense_form(rows_of: Callable[..., list[Tensor]]) -> Callable[..., list[Tensor]]:
-    """An ``embedding_stack_bwd`` as one that returns a gradient of each table's own size; empty if it is not needed."""
+    """Converts an ``embedding_stack_bwd`` to one with dense gradients; a gradient that is not needed is empty."""
 
     def embedding_stack_bwd_dense(*operands: Any) -> list[Tensor]:
         *_, sizes, needs = operands
@@ -167,7 +166,7 @@ def in_dense_form(rows_of: Callable[..., list[Tensor]]) -> Callable[..., list[Te
         for k, needed in enumerate(needs):
             distinct, g = rows[2 * k], rows[2 * k + 1]
             size = (sizes[2 * k], sizes[2 * k + 1])
-            put = Tensor.index_copy_ if is_compact(g) else Tensor.index_add_  # but one of an id's values are 0
+            put = Tensor.index_copy_ if is_compact(g) else Tensor.index_add_  # all but one of an id's values are 0
             result.append(put(g.new_zeros(size), 0, distinct, g) if needed else g)
         return result
 
@@ -178,7 +177,7 @@ embedding_stack_bwd_dense = in_dense_form(embedding_stack_bwd)
 
 
 def x0_dtype(dense: Tensor, tables: Sequence[Tensor]) -> torch.dtype:
-    """The dtype that all tables can be promoted to; that of dense where there are none."""
+    """The dtype to which all tables promote; that of dense without tables."""
     dtype = tables[0].dtype if tables else dense.dtype
     for table in tables:
         if table.dtype != dtype:
@@ -199,18 +198,18 @@ def row_of_value(values: Tensor, offsets: Tensor) -> Tensor:
 
 
 def sum_by_row(parts: Tensor, row: Tensor, rows: int) -> Tensor:
-    """(rows, …): the parts of the values of each row, ``row`` being that of each value, summed in their order."""
+    """(rows, …): the sum of the parts of each row's values, in their order; ``row`` is the row of each value."""
     nothing = parts.new_zeros((rows, *parts.shape[1:]))
     if is_compact(parts):
         return nothing.index_add(0, row, parts)
-    # Not index_add, whose order on a GPU differs from run to run; of this one it is that of a stable sort.
+    # Not index_add, whose order on a GPU differs from run to run; a stable sort fixes the order.
     return nothing.index_put((row,), parts, accumulate=True)
 
 
 def pooling_coefficients(
     values: Tensor, offsets: Tensor, weights: Tensor | None, pooling: str, dtype: torch.dtype
 ) -> Tensor:
-    """(n,): what each value's row is multiplied with before the sum; for "mean" the weights of a row sum to 1."""
+    """(n,): the factor of each value's row in the sum; for "mean" the factors of a row sum to 1."""
     weights = values.new_ones(values.shape, dtype=dtype) if weights is None else weights.to(dtype)
     if pooling == "sum":
         return weights
@@ -239,7 +238,7 @@ def out_of_range(k: int, found: int | str, height: int, where: str) -> ValueErro
 
 
 def check_offsets(values: Sequence[Tensor], offsets: Sequence[Tensor], K: int) -> None:
-    """Raises for the first offset that no row can begin at; bags are numbered from K."""
+    """Raises for the first invalid offset; bags are numbered from K."""
     for k, (value, offset) in enumerate(zip(values, offsets, strict=True), start=K):
         n = value.shape[0]
         if offset.device.type != "cpu" or (n == 0 and offset.shape[0] == 0):
@@ -257,16 +256,16 @@ def bad_offsets(k: int, n: int, found: str) -> ValueError:
 
 
 def sum_rows(ids: Tensor, g: Tensor) -> RowGradient:
-    """The ids, ascending, and the rows of g summed over each run of equal ones; in operators of PyTorch."""
+    """The ids, ascending, and the sum of the rows of g over each run of equal ids, in PyTorch's operators."""
     rows, order = ids.sort(stable=True)
-    heads = torch.searchsorted(rows, rows)  # of each entry's run: the first place where its id could stand
+    heads = torch.searchsorted(rows, rows)  # the first entry of each entry's run
     dtype = accumulation_dtype(g)
     # Not index_add, whose order on a GPU differs from run to run.
     return rows, torch.zeros_like(g, dtype=dtype).index_put((heads,), g.to(dtype)[order], accumulate=True)
 
 
 def entries(ids: Tensor, values: Sequence[Any], needs: Sequence[bool]) -> list[int]:
-    """n_k of each table: a row of the batch has one id of a single-valued feature; 0 where no gradient is needed."""
+    """n_k of each table, which for a single-valued feature is the number of rows; 0 if no gradient is needed."""
     counts = [ids.shape[0]] * ids.shape[1] + [value.shape[0] for value in values]
     return [count if needed else 0 for count, needed in zip(counts, needs, strict=True)]
 
@@ -279,10 +278,10 @@ def split(rows: Tensor, values: Tensor, counts: Sequence[int], widths: Sequence[
 
 
 def first_keys(heights: Sequence[int], counts: Sequence[int]) -> list[int]:
-    """Where the keys, first_key + id, begin of each table that has entries, and where the last one's end.
+    """The first key of each table that has entries, and the end of the last one's; a key is first_key + id.
 
-    The key after a table's last id belongs to ids that are not in the table, so that each table keeps its own places
-    when the keys are sorted, whatever its ids are.
+    The key after a table's last id is for ids outside the table. So each table keeps its range of places when the keys
+    are sorted, whatever its ids are.
     """
     first = [0]
     for height, count in zip(heights, counts, strict=True):
@@ -291,11 +290,11 @@ def first_keys(heights: Sequence[int], counts: Sequence[int]) -> list[int]:
 
 
 def key_dtype(heights: Sequence[int], counts: Sequence[int]) -> torch.dtype:
-    """32 bits where they are enough: a radix sort takes half the passes."""
+    """int32 if it is large enough: a radix sort then takes half the passes."""
     return torch.int32 if first_keys(heights, counts)[-1] < 2**31 else torch.int64
 
 
-NO_FAULT = torch.iinfo(torch.int64).max  # in every place where nothing was wrong
+NO_FAULT = torch.iinfo(torch.int64).max  # an empty entry of the record
 LEAST, MOST = -(2**31), 2**31 - 1
 
 
@@ -308,7 +307,7 @@ def new_faults(single: int, bags: int, device: torch.device | None = None) -> Te
 
 
 def raise_faults(faults: Tensor, single: int, heights: Sequence[int]) -> None:
-    """Raises for the first feature's fault that was recorded, and forgets them all; waits for the device."""
+    """Raises the error of the first feature with a recorded fault, and clears the record. Synchronises."""
     if faults.is_meta or not heights:
         return
     recorded = faults.tolist()
@@ -326,7 +325,7 @@ def raise_faults(faults: Tensor, single: int, heights: Sequence[int]) -> None:
 
 
 def _open(value: int) -> tuple[int, str]:
-    """The position, and what was found there."""
+    """The position, and the value found there."""
     found = ((value & (2**32 - 1)) ^ 2**31) - 2**31
     more = {LEAST: " or less", MOST: " or more"}.get(found, "")
     return value >> 32, f"{found}{more}"

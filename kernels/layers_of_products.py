@@ -1,6 +1,7 @@
-"""DCN-V2's layers and their kin: PyTorch's GEMMs, and between them fused steps, over chunks of rows that stay in cache.
+"""DCN-V2's, GDCN's and FCN's layers: PyTorch's GEMMs with fused steps between them, over chunks of rows that fit the
+cache.
 
-Every layer is  k = A x,  u = expand(k),  x' = x0 ⊙ h(u) + x,  and k is what the backward pass needs beside x0:
+Every layer is  k = A x,  u = expand(k),  x' = x0 ⊙ h(u) + x.  The backward pass needs x0 and k:
 
     matrix      A = W             u = k                                     keeps d numbers per row and layer
     low rank    A = V             u = U k                                   r
@@ -8,8 +9,8 @@ Every layer is  k = A x,  u = expand(k),  x' = x0 ⊙ h(u) + x,  and k is what t
     gated       A = [W; G]        u = k                                     2 d
     FCN         A = W             u = k                                     d/2
 
-The backward pass computes u and x_l again, chunk by chunk. Weights' gradients are added up over the chunks in order,
-in float32 at least. A step is an operator of the dispatcher on a CPU, ``fastcross::product_fwd`` and so on in C++; on a
+The backward pass recomputes u and x_l, chunk by chunk. Gradients of weights are summed over the chunks in order, in
+float32 or better. On a CPU a step is an operator of the dispatcher, such as ``fastcross::product_fwd`` in C++. On a
 GPU, where one chunk is the whole batch, it is a launcher of ``gpu/multiplicative.py``.
 """
 
@@ -22,7 +23,7 @@ from torch import Tensor
 from fastcross.kernels.layout import empty_rows
 from fastcross.kernels.multiplicative import stacked_experts
 
-CHUNK = 1 << 19  # elements of x0: with what stands beside them they stay in the third cache, a core's share of it
+CHUNK = 1 << 19  # elements of x0 per chunk: with the other tensors they fit a core's share of the L3 cache
 HALF = (torch.bfloat16, torch.float16)
 _LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 Operand = Tensor | None
@@ -44,7 +45,7 @@ class Layers:
         self.dbias = self.sums_over_rows(bias)
 
     def expand(self, layer: int, k: Tensor) -> Any:
-        """u, or u and what comes before it."""
+        """u, or u and the intermediate results before it."""
         return k
 
     def product(self, layer: int, x0: Tensor, u: Any, x: Tensor, y: Tensor) -> None:
@@ -53,26 +54,26 @@ class Layers:
         self.steps.product_fwd(x0, u, bias, x, self.activation, self.diag_scale, y)
 
     def product_bwd(self, layer: int, g: Tensor, rows: Chunk, dx0: Operand, ends: Ends) -> Tensor:
-        """dk, given g = dL/dx', and what g gives to x0 in dx0."""
+        """dk for g = dL/dx'; adds the layer's part of dx0."""
         x0, _, u, x = rows
         du, bias, dbias = self.scratch("du", *u.shape), of(self.bias, layer), of(self.dbias, layer)
         self.steps.product_bwd(g, x0, u, bias, x, self.activation, self.diag_scale, du, dx0, dbias, *ends)
         return du
 
     def scratch(self, name: Any, *shape: int) -> Tensor:
-        """Memory that every chunk uses anew: a GEMM that writes to what is in cache takes up to half the time."""
+        """Memory that all chunks reuse: a GEMM is up to twice as fast if its output is in the cache."""
         found = self.memory.get((name, *shape))
         if found is None:
             found = self.memory[name, *shape] = self.down.new_empty(shape)
         return found
 
     def sums_like(self, parameter: Tensor) -> Operand:
-        """Zeros to which products over rows are added."""
+        """Zeros for sums of products over rows."""
         dtype = torch.float32 if parameter.dtype in HALF else parameter.dtype
         return parameter.new_zeros(parameter.shape, dtype=dtype) if self.differentiated else None
 
     def sums_over_rows(self, parameter: Operand) -> Operand:
-        """Zeros to which rows are added."""
+        """Zeros for sums over rows."""
         if parameter is None or not self.differentiated:
             return None
         dtype = torch.float64 if parameter.device.type == "cpu" else torch.float32
@@ -225,7 +226,7 @@ class Fcn(Layers):
 
 
 def forward(kind: Any, x0: Tensor, *rest: Any) -> tuple[Tensor, list[Tensor]]:
-    """x_L and what is kept of it; the rest: parameters and options of the layers, and whether to keep."""
+    """x_L and the tensors kept for the backward pass; ``rest``: parameters, options, and whether to keep them."""
     *operands, keep = rest
     layers: Layers = kind(x0, *operands)
     L, n, _ = layers.down.shape
@@ -243,7 +244,7 @@ def forward(kind: Any, x0: Tensor, *rest: Any) -> tuple[Tensor, list[Tensor]]:
 
 
 def backward(kind: Any, dy: Tensor, x0: Tensor, *rest: Any) -> list[Tensor]:
-    """The gradients of x0 and the parameters; the rest: these and the options, what was kept, and what is needed."""
+    """The gradients of x0 and the parameters; ``rest``: parameters, options, kept tensors, and which are needed."""
     *operands, (kept,), needs = rest
     layers = kind(x0, *operands, needs=needs)
     L = len(kept)
@@ -270,22 +271,22 @@ def backward(kind: Any, dy: Tensor, x0: Tensor, *rest: Any) -> list[Tensor]:
 
 
 def chunks(x0: Tensor) -> Iterator[slice]:
-    """Ranges of rows: on a CPU as many as fit the cores' caches, and enough for a GEMM to be efficient."""
+    """Ranges of rows: on a CPU small enough for the caches, and large enough for an efficient GEMM."""
     M, d = x0.shape
     rows = max(256, CHUNK // d // 64 * 64) * torch.get_num_threads() if x0.is_cpu else max(1, M)
     return (slice(start, min(M, start + rows)) for start in range(0, M, rows))
 
 
 def gemm(a: Tensor, b: Tensor, plus: Operand = None) -> Tensor:
-    """a b + plus. In float32 by oneDNN's linear, which PyTorch leaves to torch.compile: for (4096, 429) by (429, 429)
-    it takes 15 ms where MKL's sgemm takes 26, and in chunks of 256 rows 14.6 where that takes 17."""
+    """a b + plus. float32 uses oneDNN's linear, which PyTorch itself uses only in torch.compile: (4096, 429) by (429,
+    429) takes 15 ms, and 26 with MKL's sgemm; in chunks of 256 rows 14.6 and 17."""
     if _LINEAR is not None and a.dtype == torch.float32 and a.is_cpu and lies_flat(a) and lies_flat(b):
         return _LINEAR(a, b.T, None, "none", [], "") if plus is None else _LINEAR.binary(a, plus, b.T, None, "add")
     return a @ b if plus is None else torch.addmm(plus, a, b)
 
 
 def lies_flat(t: Tensor) -> bool:
-    """Whether rows or columns lie one after another: oneDNN takes no expanded or overlapping ones."""
+    """Whether rows or columns neither overlap nor are expanded, which oneDNN requires."""
     (m, n), (by_row, by_column) = t.shape, t.stride()
     return (by_column == 1 and by_row >= n) or (by_row == 1 and by_column >= m)
 

@@ -1,14 +1,14 @@
-"""How rows lie in memory and what they are summed in: what every backend and every shape rule agrees on."""
+"""The layout of rows in memory and the dtype of sums, for all backends and shape rules."""
 
 import torch
 from torch import Tensor
 
-# A row stride within this many elements of d is padding, made for aligned loads, and outputs keep it.
+# A row stride within this many elements of d is padding for aligned loads. Outputs keep it.
 MAX_PADDING = 64
 
 
 def accumulation_dtype(*tensors: Tensor | None) -> torch.dtype:
-    """float64 where any operand is, else float32: what dots, the recurrence and weight gradients are summed in."""
+    """The dtype of dots, the recurrence and weight gradients: float64 if any operand is, otherwise float32."""
     for t in tensors:
         if t is not None and t.dtype == torch.float64:
             return torch.float64
@@ -16,7 +16,7 @@ def accumulation_dtype(*tensors: Tensor | None) -> torch.dtype:
 
 
 def stride_like(x: Tensor) -> int:
-    """The stride between rows of a result that is made like the rows ``x``: theirs, where it is padding."""
+    """The row stride of a result like ``x``: that of ``x``, if it is only padding."""
     stride, d = x.stride(0), x.shape[1]
     return stride if d < stride <= d + MAX_PADDING else d
 
@@ -27,7 +27,8 @@ def empty_rows(x: Tensor) -> Tensor:
 
 
 def kept_sizes(rows: int, M: int, d: int, packed: torch.dtype, accumulation: torch.dtype) -> tuple[int, int, int, int]:
-    """Of the Triton kernels' buffer, in elements: c, β_L, [W; V] with ``rows`` rows of dtype ``packed``, and the dots.
+    """Sizes of the Triton kernels' buffer, in elements: c, β_L, [W; V] with ``rows`` rows of dtype ``packed``, and
+    dots.
 
     Rows of parameters are padded to a multiple of 16 elements, and c too, so that each part is aligned.
     """
@@ -36,6 +37,6 @@ def kept_sizes(rows: int, M: int, d: int, packed: torch.dtype, accumulation: tor
 
 
 def kept_shape(rows: int, x0: Tensor, packed: torch.dtype, accumulation: torch.dtype) -> tuple[int, ...]:
-    """What is kept of dots with ``rows`` rows of parameters; on a GPU Triton's buffer, these in dtype ``packed``."""
+    """The shape of the kept dots with ``rows`` rows of parameters; on a GPU, of Triton's buffer."""
     M, d = x0.shape
     return (sum(kept_sizes(rows, M, d, packed, accumulation)),) if x0.device.type == "cuda" else (rows, M)

@@ -1,7 +1,7 @@
-"""DCN-V2's layers and their kin in plain PyTorch: ``x_{l+1} = x0 ⊙ h(x_l) + x_l``, whatever h is.
+"""DCN-V2's, GDCN's and FCN's layers in PyTorch's operators: ``x_{l+1} = x0 ⊙ h(x_l) + x_l``.
 
-Any device, any floating dtype, differentiable as often as one likes: the fallback where no kernel fits, and the path of
-second derivatives. All operands have one dtype. The GEMMs are as few as the forms allow: the mixture takes three per
+They run on any device, for any floating dtype and any number of derivatives: the fallback if no kernel fits, and the
+path of second derivatives. All operands have one dtype. The number of GEMMs is minimal: the mixture takes three per
 layer for any number of experts, the gated layer one.
 
     matrix      h = W x + b
@@ -57,7 +57,7 @@ def cross_mixture(
         h = activated(a[..., : experts * rank], activation).unflatten(-1, (experts, rank))
         h = activated(torch.einsum("...kr,ksr->...ks", h, c[layer]), activation)
         if gate is not None:
-            # A gate's gradient adds up small differences of both signs: in float64, of K numbers per row.
+            # A gate's gradient sums small differences of both signs: in float64, for K numbers per row.
             logits = a[..., experts * rank :].double()
             if gate_bias is not None:
                 logits = logits + (gate_bias if gate_bias.dim() == 1 else gate_bias[layer]).double()

@@ -1,13 +1,13 @@
-"""Updates of the rows of tables in PyTorch's own operators; kernels/{cpu,gpu}/row_updates.py have the same functions.
+"""Updates of the rows of tables in PyTorch's operators. kernels/gpu/row_updates.py has the same functions.
 
-adam_rows      Adam or AdamW on the rows that a gradient names, moments included
-adagrad_rows   Adagrad on them, with a sum of squares for each element or for each row
+adam_rows      Adam or AdamW on the rows of a gradient, with their moments
+adagrad_rows   Adagrad on them, with one sum of squares per element or per row
 sgd_rows       gradient descent on them
 
-A gradient's rows ascend, and may repeat: a row's gradient then stands at the first of its entries, its head, and the
-others are not read. All entries of a row compute the same new values out of the head's gradient and write the same
-bits, so that nothing has to be counted, which would wait for the device. The learning rate and the number of the step
-may be tensors on the device, for a step that is captured.
+A gradient's rows are ascending and may repeat. A row's gradient is at its first entry (its head); the other entries are
+not read. All entries of a row compute the same new values from the head's gradient and write the same bits. So distinct
+rows need not be counted, which would synchronise. For a captured step the learning rate and the step number may be
+tensors on the device.
 """
 
 import math
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-# Ascending rows of a table, and at the first entry of each what its gradient is.
+# Ascending rows of a table, and the gradient of each at its first entry.
 RowGradient = tuple[Tensor, Tensor]
 
 
@@ -30,9 +30,9 @@ def adam_rows(
     step: int | Tensor,
     weight_decay: float = 0.0,
 ) -> None:
-    """Adam's step number ``step`` on the rows of each (rows, gradients); other rows and their moments stay the same.
+    """Adam's step number ``step`` on the rows of each (rows, gradients); other rows and their moments do not change.
 
-    Before it, these rows lose ``lr * weight_decay`` of their values: AdamW.
+    Before it, these rows decay by ``lr * weight_decay`` of their values (AdamW).
     """
     rate, shrink = lr / bias_correction(betas[0], step), 1 - lr * weight_decay
     scale = bias_correction(betas[1], step) ** 0.5
@@ -69,12 +69,12 @@ def sgd_rows(tables: Sequence[Tensor], gradients: Sequence[RowGradient], lr: flo
 
 
 def at_heads(rows: Tensor, values: Tensor) -> Tensor:
-    """For each entry the values of its row's head: the first entry that is not below it."""
+    """For each entry the values of its row's head, the first entry with the same row."""
     return values[torch.searchsorted(rows, rows)]
 
 
 def bias_correction(beta: float, step: int | Tensor) -> float | Tensor:
-    """1 - β^step; of a tensor by way of expm1, since float32 would lose most digits of it in the first steps."""
+    """1 - β^step; for a tensor with expm1, because float32 would lose most digits in the first steps."""
     if not isinstance(step, Tensor):
         return 1 - beta**step
     return -torch.expm1(step * math.log(beta)) if beta else torch.ones_like(step)

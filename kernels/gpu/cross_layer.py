@@ -2,9 +2,9 @@
 
     s = x·w,   y = s x0 + b + x
 
-The dot and the sum are one pass, s recomputed by the backward pass. Per row, in units of d elements: forward 2 reads +
+The dot and the sum are one pass. The backward pass recomputes s. Per row, in units of d elements: forward 2 reads +
 1 write, backward 3 reads + 2 writes. Rows too long for registers (more than 14,000 columns forward, 4,000
-backward) take their dots in a pass of their own (``projection``): the operands of the dots are read once more.
+backward) need a separate pass for their dots (``projection``), which reads the operands of the dots once more.
 """
 
 from collections.abc import Sequence

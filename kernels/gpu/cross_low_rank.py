@@ -10,14 +10,14 @@ Every x_l is x0 ⊙ y_l, and every dL/dx_l is T_l; both follow from the r number
     dx0  = dy ⊙ y_L + Σ_l (V_lᵀ ds_l) ⊙ y_l
     dU_l = Σ_rows (x0 ⊙ T_{l+1}) s_lᵀ,   dV_l = Σ_rows ds_l (x0 ⊙ y_l)ᵀ,   db_l = Σ_rows x0 ⊙ T_{l+1}
 
-so that nothing of (M, d) is written between layers: a tile of y or T is expanded from the numbers of the layers before,
-multiplied by x0 and shrunk to the numbers of this one, all in one kernel. Kept for the backward pass: s, (L, M, r). Per
+So no (M, d) tensor is written between layers. One kernel expands a tile of y or T from the numbers of the earlier
+layers, multiplies it by x0 and reduces it to the numbers of this layer. Kept for the backward pass: s, (L, M, r). Per
 row, in units of d elements: forward L + 1 reads + 1 write, backward 2 L reads for ds, 1 + 1 for dx0 and 2 L for the
 weights, whose gradients are partial sums added in order.
 
-Expanding anew costs L (L + 1) / 2 products of rank r where L would do: good for few layers of small rank on tensor
-cores. Beyond a rank of 64 or L r = 512, in float32 of full precision, on sm_75, and with an activation or a diagonal
-the layers are PyTorch's GEMMs and the steps of ``multiplicative``.
+Expanding again for each layer costs L (L + 1) / 2 products of rank r instead of L: good for few layers of small rank on
+tensor cores. For ranks above 64, L r above 512, float32 in full precision, sm_75, an activation or a diagonal, the
+layers run as PyTorch's GEMMs and the steps of ``multiplicative``.
 """
 
 from collections.abc import Sequence
@@ -341,5 +341,5 @@ def _constexprs(R: int, rows: int, columns: int, *operands: Tensor) -> dict[str,
     del chosen["BLOCK_K"]
     rest, block_r = int(operands[0].shape[1] % align > 0), max(16, triton.next_power_of_2(R))
     if launch.hardware_of(operands[0].device).amd:
-        chosen["num_warps"] = 4  # with 8 it spills, or its compiler (3.7) does not come to an end
+        chosen["num_warps"] = 4  # with 8 it spills, or Triton's compiler (3.7) does not terminate
     return {**chosen, "ALIGN": align, "REST": rest, "BLOCK_N": columns, "BLOCK_R": block_r, "num_stages": 1}

@@ -44,9 +44,9 @@ def _gemm(
     DTYPE: tl.constexpr, PRECISION: tl.constexpr, ALIGN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """(a [⊙ x0]) Wᵀ, and beside it (a [⊙ x0]) Gᵀ where there is a G, which lies ``stride_g`` behind W.
+    """(a [⊙ x0]) Wᵀ, and (a [⊙ x0]) Gᵀ if there is a G, which is ``stride_g`` after W.
 
-    Words of a row go through the tensor cores; the columns after its last whole word are an outer product each.
+    Whole vectors of a row use the tensor cores; each column after the last whole vector is an outer product.
     """
     offs_k = tl.arange(0, BLOCK_K)
     aligned = K // ALIGN * ALIGN
@@ -311,30 +311,30 @@ def weight_sums(g: Tensor, a: Tensor, x0: Tensor | None = None, *, scaled: tuple
 
 
 def dot_dtype(x: Tensor) -> tl.dtype:
-    """What tensor cores are fed with: the dtype of the rows. Triton's interpreter would take bfloat16 for integers."""
+    """The dtype of the tensor cores' operands: that of the rows. Triton's interpreter reads bfloat16 as integers."""
     dtypes = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
     return tl.float32 if x.device.type == "cpu" else dtypes[x.dtype]
 
 
 def precision(x: Tensor, device: Hardware) -> str:
-    """Of products of float32: tf32 where the device has it and PyTorch's setting allows it."""
+    """The precision of float32 products: tf32 if the device has it and PyTorch's setting allows it."""
     allowed = x.dtype == torch.float32 and torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if allowed and device.tf32 else "ieee"
 
 
 def padded(w: Tensor) -> Tensor:
-    """(…, N, K) with zeros up to a multiple of 16 columns: read in wide words both ways round."""
+    """(…, N, K) padded with zeros to a multiple of 16 columns, for wide loads of W and of Wᵀ."""
     return F.pad(w, (0, -w.shape[-1] % 16)).contiguous()
 
 
 def on_tensor_cores(x: Tensor) -> bool:
-    """Whether Triton multiplies matrices of this dtype there: it knows none of sm_75."""
+    """Whether Triton uses tensor cores for this dtype on the device; it does not on sm_75."""
     device = launch.hardware_of(x.device)
     return precision(x, device) == "tf32" or (x.element_size() == 2 and (device.tf32 or device.amd))
 
 
 def schedule(x: Tensor, rows: int) -> dict[str, Any]:
-    """How a GEMM over rows like x is run: at most ``rows`` of them, 64 bytes of each, in the 64 KB of every target."""
+    """A GEMM's schedule over rows like x: tiles of at most ``rows`` rows by 64 bytes, in 64 KB of shared memory."""
     device, fast = launch.hardware_of(x.device), on_tensor_cores(x)
     return {
         "DTYPE": dot_dtype(x),
@@ -461,7 +461,7 @@ def cross_gated_bwd(
 
 
 def _empty(parameter: Tensor | None, needed: bool, like: Tensor | None = None) -> Tensor:
-    """Room for a parameter's gradient, none unless it is needed."""
+    """Uninitialised memory for a parameter's gradient; empty unless needed."""
     if parameter is None:
         assert like is not None
         return like.new_empty(0)

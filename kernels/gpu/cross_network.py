@@ -7,16 +7,15 @@
     dp_l = a_{l+1} α_l,   dx0 = α_L dy + Σ_l dp_l w_l + Σ_c dq_c v_c
     dw_l = Σ_rows dp_l x0 + dc_l β_l,   db_j = Σ_rows dy + Σ_{l>j} dc_l w_l,   dV = dqᵀ x0 + (Σ_rows dz) β_Lᵀ
 
-A row of x0 stays in registers while all layers pass over it. Per row, in units of d elements, whatever L is: forward 1
-read + 1 write, backward 2 reads + 1 write; logits 1 read, and 1 + 1. Kept for the backward pass: p (L scalars per row),
-and the parameters as ``pack`` has laid them out, which know nothing of the batch. Rows too long for registers (more
-than 22,000 columns) take their dots in a pass of their own: one more read. With hundreds of outputs a GEMM on x_L is
-better than logits.
+A row of x0 stays in registers for all layers. Per row, in units of d elements, for any L: forward 1 read + 1 write,
+backward 2 reads + 1 write; logits 1 read, and 1 + 1. Kept for the backward pass: p (L numbers per row), and the packed
+parameters (``pack``), which do not depend on the batch. Rows too long for registers (more than 22,000 columns) need a
+separate pass for their dots: one more read. With hundreds of outputs a GEMM on x_L is faster than logits.
 
 The backward pass takes three launches: the scalars (``recurrence``), the rows, and the sums of the programs
-(``reduce_sums``). Persistent programs sum dp_l x0 and dy over their rows in registers. Where L·d is too much for them,
-``launch`` weighs bytes: sums in a buffer of the program's own that stays in L2, or segments of rows, whose dots take a
-read of their own (and where even a segment's sums are too many, a pass over x0 for each group of layers).
+(``reduce_sums``). Persistent programs sum dp_l x0 and dy over their rows in registers. If L·d is too large for that,
+``launch`` compares bytes: sums in a buffer per program that stays in L2, or segments of rows, whose dots need another
+read (and if even a segment's sums are too many, a pass over x0 for each group of layers).
 """
 
 # mypy: disable-error-code=assignment

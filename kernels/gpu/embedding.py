@@ -3,21 +3,21 @@
     x0[m, columns of table k] = table_k[ids[m, k]]                      (eq. 1 and 2)
     x0[m, columns of a bag]   = Σ_n coefficient_n table[values_n]       over the values n of row m, in their order
 
-A program takes BLOCK_M rows of one feature. Each table is a tensor of its own, so the kernel reads addresses and sizes
-from a small tensor on the device, made once for each set of tables. Ids and offsets are checked where they are read:
-x0 is NaN where one is wrong, nothing is read for it, and ``faults`` records it.
+A program processes BLOCK_M rows of one feature. Each table is a separate tensor, so the kernel reads addresses and
+sizes from a small tensor on the device, made once per set of tables. Ids and offsets are checked where they are read:
+for a wrong one x0 is NaN, no memory is read, and ``faults`` records it.
 
-For the backward pass the kernel writes what it has in hand: a key first_key + id for each id, table by table, and for
-each value of a bag its row and its coefficient. The keys of all tables are sorted at once, stably; a table keeps its
-own places, since its keys lie between those of its neighbours. Then, of the sorted entries of each table:
+For the backward pass the kernel also writes a key first_key + id for each id, table by table, and for each value of a
+bag its row and its coefficient. One stable sort orders the keys of all tables; each table keeps its range of places,
+because its keys lie between those of its neighbours. Then, for the sorted entries of each table:
 
-    sums     a block of 32 entries is summed from its end: at the head of each run of equal ids and at the start of the
-             block stands the sum from there to the end of the run or of the block, at all other entries 0
-    runs     the head of a run that leaves its block adds up what stands at the starts of the blocks that the run
-             enters, in their order, and puts 0 there
+    sums     each block of 32 entries is summed from its end: the head of each run of equal ids, and the start of the
+             block, get the sum from there to the end of the run or of the block; all other entries get 0
+    runs     the head of a run that leaves its block adds the sums at the starts of the blocks that the run enters, in
+             their order, and sets those to 0
 
-No atomics, and the same bits from run to run. ``kernels/embedding.py`` says what the result means. An id that was not
-in its table counts as the table's last, and adds 0 to it.
+There are no atomics, and the same bits from run to run. ``kernels/embedding.py`` defines the result. An id outside its
+table counts as the table's last id, and adds 0 to it.
 """
 
 # mypy: disable-error-code=assignment
@@ -43,7 +43,7 @@ WARPS, VALUES = 4, 128  # of a program of the forward pass: values of a bag that
 
 @triton.jit
 def record(fault_ptr, bad, position, found):
-    """The least ``position << 32 | found`` of those that are bad, found cut to 32 bits: see ``faults``."""
+    """Record the minimum of ``position << 32 | found`` over bad entries, found truncated to 32 bits: see ``faults``."""
     cut = tl.minimum(tl.maximum(found, -(2**31)), 2**31 - 1) & (2**32 - 1)
     tl.atomic_min(fault_ptr + position * 0, (position.to(tl.int64) << 32) | cut, mask=bad, sem="relaxed")
 
@@ -72,7 +72,7 @@ def _pool(
     rows_ptr, coefficients_ptr, keep,
     MEAN: tl.constexpr, KEEP: tl.constexpr, DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """The values of each row in turn, as many times as the longest row of the tile has values."""
+    """Pool the values of each row, in a loop over the values of the tile's longest row."""
     most = tl.max(count, 0)
     inverse = tl.full((BLOCK_M,), 1.0, DTYPE)
     if MEAN:
@@ -149,7 +149,7 @@ def _stack_fwd_kernel(
                 end = tl.where(offs_m + 1 < M, end, n)
                 bad = mask_m & ((start < before) | (start > n) | ((offs_m == 0) & (start != 0)))
                 if tl.max(bad.to(tl.int32), 0) > 0:
-                    # Beside another batch's number of values these offsets would be told wrongly: they are left out.
+                    # With another batch's number of values the message would be wrong: these offsets are not recorded.
                     told = tl.atomic_cas(faults_ptr + K + BAGS + 2 * j + 1, NONE, n, sem="relaxed")
                     record(faults_ptr + K + BAGS + 2 * j, bad & ((told == NONE) | (told == n)), offs_m, start)
                 usable = mask_m & ~bad & (start >= 0) & (end >= start) & (end <= n)
@@ -159,7 +159,7 @@ def _stack_fwd_kernel(
                     rows_ptr + kept, coefficients_ptr + kept, kept >= 0,
                     MEAN, KEEP, DTYPE, BLOCK_M, BLOCK_N,
                 )  # fmt: skip
-                # All values, also those of no row: each must have a key, and is checked once.
+                # All values, also those outside all rows: each needs a key, and is checked once.
                 for first in range(tl.program_id(0) * BLOCK_V, n, tl.num_programs(0) * BLOCK_V):
                     offs_v = first + tl.arange(0, BLOCK_V)
                     id = tl.load(values_ptr + offs_v, mask=offs_v < n, other=0).to(tl.int64)
@@ -174,7 +174,7 @@ _CAPTURED: list[Tensor] = []  # a CUDA graph reads them as long as it lives
 
 
 def describe(device: torch.device, fields: tuple[tuple[int, ...], ...]) -> Tensor:
-    """Numbers of tables on the device; kept, so that a step copies nothing to it."""
+    """The tables' fields as a tensor on the device; cached, so that a step copies nothing to the device."""
     described = _on_device(device, fields)
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         _CAPTURED.append(described)
@@ -187,14 +187,14 @@ def _on_device(device: torch.device, fields: tuple[tuple[int, ...], ...]) -> Ten
 
 
 def odd(*numbers: int) -> tuple[int, ...]:
-    """2n + 3: what Triton compiles no variant for, as it would for a 1 and for multiples of 16 in a tuple."""
+    """2n + 3, for which Triton compiles no variants, as it would for 1 and multiples of 16 in a tuple."""
     return tuple(2 * n + 3 for n in numbers)
 
 
 def block_of(widths: Sequence[int], align: int) -> int:
-    """Columns of a tile: those of a middling table, for a narrower one wastes threads and a wider one takes turns.
+    """Columns of a tile: those of a median table. Narrower tables leave threads idle; wider ones take several turns.
 
-    No more than a warp has at once: addresses of narrow words fill registers.
+    At most what a warp holds at once, because the addresses of narrow loads fill registers.
     """
     middling = sum(widths) // max(1, len(widths))
     return min(32 * min(align, 4), max(16, 1 << max(0, middling - 1).bit_length()))
@@ -209,7 +209,7 @@ def embedding_stack_keyed_fwd(
     pooling: str,
     needs: Sequence[bool],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x0; and, of the tables that need a gradient, the keys, and of bags each value's row and coefficient.
+    """x0; for tables that need a gradient, the keys; for bags, each value's row and coefficient.
 
     ``bags``: all bags' values, all their offsets, all their weights or None.
     """
@@ -242,7 +242,7 @@ def embedding_stack_keyed_fwd(
     align = launch.word_of(x0.element_size(), widths, [field[0] for field in fields])
     dense = dense if dense.stride(1) == 1 else dense.contiguous()
     block = block_of(widths, align)
-    words = (2 if x0.element_size() < 4 else 1) if values else 4  # of each thread: what compiles without a spill
+    words = (2 if x0.element_size() < 4 else 1) if values else 4  # vectors per thread that compile without a spill
     block_m = max(1, words * WARPS * launch.hardware_of(x0.device).warp_size * align // block)
     _stack_fwd_kernel[(-(-M // block_m), programs)](
         described, ids, dense, x0, keys, rows, coefficients, faults, by_bag,
@@ -262,7 +262,7 @@ RUN_COLUMNS = 32  # of a tile in which a run's parts are added up
 
 @triton.jit
 def _places(fields_ptr, table, M, singles, sizes, BAGS: tl.constexpr, ALIGN: tl.constexpr):
-    """Of a table: its entries, and where they begin in the buffers of rows and of values."""
+    """A table's number of entries, and their start in the buffers of rows and of values."""
     n, first = M.to(tl.int64), table.to(tl.int64) * M
     first_value = tl.load(fields_ptr + 4) * M
     for j in tl.static_range(BAGS):
@@ -292,7 +292,7 @@ def _sums_kernel(
     n, first, first_value = _places(fields_ptr, table, M, singles, sizes, BAGS, ALIGN)
     starts = (tl.program_id(0).to(tl.int64) * GROUPS + tl.arange(0, GROUPS)) * BLOCK
 
-    for first_n in range(0, tl.maximum(width, 1), BLOCK_N):  # the rows are written of a table without columns, too
+    for first_n in range(0, tl.maximum(width, 1), BLOCK_N):  # rows are written for a table without columns, too
         offs_n = first_n + tl.arange(0, BLOCK_N)[None, :]
         mask_n = offs_n < width
         total = tl.zeros((GROUPS, BLOCK_N), DTYPE)
@@ -311,7 +311,7 @@ def _sums_kernel(
                     row = tl.where(bag, tl.load(bag_rows_ptr + place - singles * M, mask=bag, other=0), row)
                     loaded_coefficient = tl.load(coefficients_ptr + place - singles * M, mask=bag, other=1.0)
                     coefficient = tl.where(bag, loaded_coefficient, coefficient)
-                # Beside wrong offsets, the row of a value may be anything.
+                # With wrong offsets, the row of a value may be anything.
                 good = inside & (id < height) & (row >= 0) & (row < M)
                 dx0_ptrs = dx0_ptr + (row * (stride_dx0_m // ALIGN * ALIGN))[:, None] + column + offs_n
                 dx0 = tl.load(dx0_ptrs, mask=good[:, None] & mask_n, other=0.0).to(DTYPE)
@@ -402,7 +402,7 @@ def embedding_stack_keyed_bwd(
     described, singles, most = describe(dx0.device, tuple(fields)), sum(map(bool, counts[:K])), max(counts)
     groups = max(1, launch.hardware_of(dx0.device).warp_size * align // block)
     options = {"BAGS": len(places) // 3, "ALIGN": align}
-    # Entries that are loaded before the first is added: as many as compile without a spill.
+    # Number of entries that are loaded before the first is added: as many as compile without a spill.
     ahead = 2 if places else 8 if align == 1 else 4
     _sums_kernel[(-(-most // (BLOCK.value * groups)), len(fields))](
         described, ordered, order, bag_rows, coefficients, dx0, rows, values,

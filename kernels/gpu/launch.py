@@ -1,21 +1,21 @@
 """Launch parameters by pure arithmetic on shape, dtype and hardware: no driver call, no tuning run.
 
 A program holds ``BLOCK_M`` rows in registers, each as ``CHUNKS`` chunks of ``BLOCK_N`` columns, so that 1026 columns
-occupy 3 × 512 places rather than 2048. A thread loads words of ``align`` elements, as wide as the rows' strides allow;
-where a chunk has fewer words than there are threads, ``ROWS`` rows lie side by side.
+occupy 3 × 512 places instead of 2048. A thread loads vectors of ``align`` elements, as wide as the rows' strides allow.
+If a chunk has fewer vectors than there are threads, ``ROWS`` rows lie side by side.
 
-Every tile that a kernel could take is put through a model of its machine code:
+A model of the machine code predicts for every possible tile
 
-    registers      rows and sums that a thread holds, addresses of its words, a constant
-    resident       programs that the register file of a processor holds at once
+    registers      rows and sums of a thread, addresses of its vectors, a constant
+    resident       programs that fit the register file of an SM at once
     instructions   of one warp, per row: those of a layer times the layers, and those of the rows
-    bytes          per row, between the processor and memory
+    bytes          per row, between the SM and memory
 
-and the one with the least estimated time is taken: bytes and instructions over what a processor moves and issues per
-cycle, stretched by the latency that few resident warps leave uncovered. Tiles that would spill are out of the running.
-``tests/kernels/test_launch_model.py`` holds the model to what the compiler emits.
+and the tile with the least estimated time is chosen: bytes and instructions over what an SM moves and issues per cycle,
+plus the latency that few resident warps do not hide. Tiles that would spill are excluded.
+``tests/kernels/test_launch_model.py`` compares the model with the compiler's output.
 
-Rows too long for registers are taken in segments, their dots in a pass of its own.
+Rows too long for registers are divided into segments, with a separate pass for their dots.
 """
 
 import functools
@@ -26,43 +26,43 @@ from typing import NamedTuple
 
 import torch
 
-REGISTER_FILE = 2048  # 32-bit registers per lane of a processor's warps
+REGISTER_FILE = 2048  # 32-bit registers per lane of an SM's warps
 MOST_REGISTERS = 190  # predicted, per thread; the compilers have 255, and the model may err by the difference
 MOST_REGISTERS_WITH_ADDRESSES = 240  # of 256
 MOST_REGISTERS_OF_16_WARPS = 100  # of 128
 AMD_CAN_DO_WITHOUT = 80  # registers
-MOST_WARPS = 48  # resident on a processor, on the smaller chips
+MOST_WARPS = 48  # resident on an SM, on the smaller chips
 WORD = 16  # bytes
 
-# A processor of a current chip: bytes of memory traffic and warp instructions per cycle, of which some wait in vain.
+# An SM of a current chip: bytes of memory traffic and warp instructions per cycle, with some issue slots lost.
 BYTES_PER_CYCLE, INSTRUCTIONS_PER_CYCLE = 14.0, 2.5
 CACHE_COST = 0.4  # of a byte through L2, in bytes of memory traffic
-OWN_CACHE = 128 * 1024  # bytes of a processor's L1 that hold a program's sums
+OWN_CACHE = 128 * 1024  # bytes of an SM's L1 that hold a program's sums
 LATENCY_WARPS = 3  # as many resident warps leave as much time uncovered as they work
 
 BACKWARD_WARPS = (4, 8)
 
-SEGMENT = 4096  # columns per program where a row's dots are taken in segments
-SEGMENT_WITH_SUMS = 128  # columns per program where sums over rows are taken in segments: many rows side by side
+SEGMENT = 4096  # columns per program if a row's dots are computed in segments
+SEGMENT_WITH_SUMS = 128  # columns per program if sums over rows are computed in segments: many rows side by side
 MOST_CHUNKS = 16
-MOST_ROWS = 32  # of a program: a small batch has to go round
-SUMS_SHARE = 0.1  # of the rows' traffic: what the partial sums of segments may add to it
-SCALARS_PER_THREAD = 2  # rows per thread in the kernels that see per-row scalars only
+MOST_ROWS = 32  # of a program, so that a small batch occupies all SMs
+SUMS_SHARE = 0.1  # the largest traffic of the partial sums of segments, as a share of the rows' traffic
+SCALARS_PER_THREAD = 2  # rows per thread in the kernels that read per-row scalars only
 
 
 class Hardware(NamedTuple):
-    """What the arithmetic needs to know of a device."""
+    """The properties of a device that the model needs."""
 
     processors: int = 16
     warp_size: int = 32
     amd: bool = False
-    tf32: bool = False  # its tensor cores multiply float32 in tf32; of NVIDIA's, those that Triton knows
+    tf32: bool = False  # whether Triton can multiply float32 in tf32 on its tensor cores
 
 
 @functools.cache
 def hardware_of(device: torch.device) -> Hardware:
-    """From the properties that PyTorch has cached: no synchronisation. The defaults stand for the interpreter
-    and for devices whose properties PyTorch does not give."""
+    """From the properties that PyTorch has cached, without synchronisation. The defaults are for the interpreter and
+    for devices whose properties PyTorch does not provide."""
     if device.type != "cuda":
         return Hardware()
     properties = torch.cuda.get_device_properties(device)
@@ -73,21 +73,21 @@ def hardware_of(device: torch.device) -> Hardware:
 
 
 def word_of(itemsize: int, lengths: Sequence[int], addresses: Sequence[int]) -> int:
-    """Elements per word of which all lengths are multiples, and that all addresses are aligned to."""
+    """Elements per vector such that all lengths are multiples of it, and all addresses are aligned to it."""
     return math.gcd(WORD, *(length * itemsize for length in lengths), *addresses) // itemsize
 
 
 class Work(NamedTuple):
-    """What a kernel does with a row of d elements."""
+    """The work of a kernel on a row of d elements."""
 
     itemsize: int
-    align: int  # elements per word
-    layers: int  # rows of parameters that pass over the row
+    align: int  # elements per vector load
+    layers: int  # rows of parameters applied to the row
     held: int  # tensors of rows in registers at once
     moved: int  # reads and writes of rows
     sums: int = 0  # sums over rows, of d columns each, in registers
     scalars: int = 0  # sums over rows of one scalar each, in registers
-    rest: bool = False  # rows end within a word, and its elements move one by one
+    rest: bool = False  # rows end within a vector, whose elements move one by one
     dots: int = 0  # per row and layer (forward passes: 1; backward passes take one for all layers)
 
     @property
@@ -98,21 +98,21 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """The tile of one kernel, and what the model predicts of it."""
+    """The tile of one kernel, and the model's predictions."""
 
     BLOCK_M: int
     BLOCK_N: int
     CHUNKS: int
-    ROWS: int  # rows that the threads cover side by side
+    ROWS: int  # rows that the threads process side by side
     num_warps: int
     registers: int
-    resident: int  # programs per processor
+    resident: int  # programs per SM
     instructions: float  # of a warp, per row
     bytes: float  # per row
-    addresses: int = 0  # further registers on AMD: its instructions have no room for the distance of a layer's words
-    whole_rows: bool = True  # else a program sees a segment of each row
-    sums_in_registers: bool = True  # else in a buffer of the program's own
-    groups: int = 1  # of layers, each with a pass of its own over the rows for its sums
+    addresses: int = 0  # further registers on AMD, whose instructions have no large immediate offsets
+    whole_rows: bool = True  # otherwise a program processes a segment of each row
+    sums_in_registers: bool = True  # otherwise in a buffer per program
+    groups: int = 1  # groups of layers, each with a separate pass over the rows for its sums
 
     @property
     def columns(self) -> int:
@@ -120,7 +120,7 @@ class Plan:
 
     @property
     def cycles(self) -> float:
-        """Estimated, of one processor per row: what takes longer hides half of the other."""
+        """Estimated cycles of one SM per row: the longer of memory and issue time hides half of the other."""
         memory, issue = self.bytes / BYTES_PER_CYCLE, self.instructions / INSTRUCTIONS_PER_CYCLE
         return (max(memory, issue) + min(memory, issue) / 2) * (1 + LATENCY_WARPS / (self.resident * self.num_warps))
 
@@ -128,11 +128,11 @@ class Plan:
         return -(-d // self.columns)
 
     def programs(self, rows: int, d: int, work: Work, hardware: Hardware) -> int:
-        """Persistent programs by segment: as many as are resident at once and no more, since each costs its sums."""
+        """Persistent programs per segment: at most those resident at once, because each writes its sums."""
         segments = self.segments(d)
         most = hardware.processors * self.resident // (segments * self.groups)
         if segments > 1 and work.sums:
-            # A sum is written and read again. No fewer programs than processors.
+            # A sum is written and read again. At least as many programs as SMs.
             padded = -(-d // 16) * 16
             share = SUMS_SHARE * rows * work.moved * work.itemsize * d / (2 * work.sums * 4 * work.size * padded)
             most = min(most, max(int(share), -(-hardware.processors // (segments * self.groups))))
@@ -141,7 +141,7 @@ class Plan:
 
 @functools.lru_cache(maxsize=4096)
 def forward(d: int, work: Work, hardware: Hardware) -> Plan:
-    """The plan of a pass that sums over no rows."""
+    """The plan of a pass without sums over rows."""
     plan = _best(d, work, hardware, (1, 2, 4, 8, 16))
     if plan is not None:
         return plan
@@ -152,21 +152,21 @@ def forward(d: int, work: Work, hardware: Hardware) -> Plan:
 
 @functools.lru_cache(maxsize=4096)
 def backward(d: int, work: Work, hardware: Hardware, whole_rows: bool = True, sums_in_memory: bool = True) -> Plan:
-    """The plan of a pass that sums over rows: whole rows with their sums in registers where they fit.
+    """The plan of a pass with sums over rows: whole rows with their sums in registers, if they fit.
 
-    Else by bytes: whole rows with their sums in memory, or segments of rows, whose dots take a pass of their own.
+    Otherwise by bytes: whole rows with their sums in memory, or segments of rows with a separate pass for their dots.
     """
     memory = None
     if whole_rows:
         whole = _best(d, work, hardware, BACKWARD_WARPS)
         if whole is not None:
             return whole
-        # Of sums in memory AMD's compiler, which sees the layers unrolled, loads all layers' ahead, and spills.
+        # With sums in memory AMD's compiler, which unrolls the layers, loads those of all layers ahead, and spills.
         memory = _best_with_sums_in_memory(d, work, hardware) if sums_in_memory and not hardware.amd else None
     block, groups = min(d, SEGMENT_WITH_SUMS), 1
     while (part := _best(block, _group(work, groups), hardware, BACKWARD_WARPS)) is None:
         groups += 1
-    # The dots read both of their operands once more, and so does each group of several the rows.
+    # The dots read both operands once more, and each of several groups reads the rows once more.
     moved = work.moved + 2 * whole_rows + (groups if groups > 1 else 0)
     part = replace(part, whole_rows=False, groups=groups, bytes=moved * d * work.itemsize)
     return part if memory is None or part.bytes < memory.bytes else memory
@@ -182,11 +182,11 @@ def _best_with_sums_in_memory(d: int, work: Work, hardware: Hardware) -> Plan | 
     plans = []
     for tile in _tiles(d, work, hardware, BACKWARD_WARPS):
         plan = predict(d, without, hardware, *tile)
-        # A thread has a layer's sums beside its weights, and the scalars of the layers, which are unrolled here, too.
+        # A thread holds a layer's sums and weights, and the scalars of all layers, which are unrolled here too.
         columns = plan.CHUNKS * max(work.align, plan.BLOCK_N // (plan.num_warps * hardware.warp_size))
         plan = replace(plan, registers=plan.registers + work.size * (columns + plan.BLOCK_M * work.layers))
         if plan.ROWS == 1 and _fits(plan):
-            # They are read from the processor's own cache where they fit into it, and always written through it.
+            # They are read from the SM's L1 if they fit, and always written through it.
             size = work.sums * 4 * work.size * d
             through_cache = size / plan.BLOCK_M * (1 if size <= OWN_CACHE else 2)
             plans.append(replace(plan, sums_in_registers=False, bytes=plan.bytes + CACHE_COST * through_cache))
@@ -204,7 +204,7 @@ def _best(d: int, work: Work, hardware: Hardware, warps: tuple[int, ...]) -> Pla
 
 
 def _tiles(d: int, work: Work, hardware: Hardware, warps: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
-    """(BLOCK_M, BLOCK_N, ROWS, num_warps): powers of two, one word per thread, no chunk wider than need be."""
+    """(BLOCK_M, BLOCK_N, ROWS, num_warps): powers of two, one vector per thread, no chunk wider than necessary."""
     widest = max(1 << (d - 1).bit_length(), work.align)
     for count in warps:
         words = count * hardware.warp_size * work.align
@@ -225,30 +225,30 @@ def _fits(plan: Plan) -> bool:
 
 
 def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, ROWS: int, num_warps: int) -> Plan:
-    """The model: what the compilers make of a tile."""
+    """The model's prediction of a tile's machine code."""
     chunks = -(-d // BLOCK_N)
     chunk = max(work.align, BLOCK_N // (num_warps * hardware.warp_size))  # columns of a chunk's row, per thread
     rows, columns = BLOCK_M // ROWS, chunk * chunks  # per thread
     elements, words = columns * rows, columns * rows // work.align
-    rest = rows * chunk if work.rest else 0  # words of one element
+    rest = rows * chunk if work.rest else 0  # loads of one element
     sharing = -(-num_warps // ROWS)  # warps that share a row
 
-    # A backward pass has a layer's weights ahead of their use; a forward pass, which waits for each dot, a word or two.
+    # A backward pass loads a layer's weights ahead; a forward pass, which waits for each dot, one or two vectors.
     ahead, base = (min(columns, 8), 24) if work.dots else (columns, 40)
     if work.dots and work.itemsize == 2:
         ahead += elements // 2  # rows before they are converted
     registers = base + work.size * (work.held * elements + work.sums * columns + ahead) + 2 * rest
-    # Where sums unroll the layers, each has its scalars ahead, and in float64 AMD's compiler has as many again.
+    # If sums unroll the layers, each loads its scalars ahead, and in float64 AMD's compiler as many again.
     unrolled = work.layers * work.size**2 if work.sums else 0
     registers += words + rows * (2 * work.moved + work.size * work.scalars + unrolled)
     addresses = 2 * work.size * work.layers * (columns // work.align) if work.sums else 0
     if hardware.amd and work.sums:
-        # Its compiler loads the weights and scalars of all unrolled layers ahead, but for what it can do without.
+        # AMD's compiler loads the weights and scalars of all unrolled layers ahead, except a constant number.
         addresses = max(addresses, work.size * work.layers * (columns + 6 * rows) - AMD_CAN_DO_WITHOUT)
     given = -(-min(registers, 255) // 8) * 8
     resident = max(1, min(REGISTER_FILE // (given * num_warps), MOST_WARPS // num_warps))
 
-    dot = rows * 10 + (16 if sharing > 1 else 0)  # beside its products
+    dot = rows * 10 + (16 if sharing > 1 else 0)  # instructions besides its products
     layer = work.size * elements * (1 + (work.sums > 0)) + columns / 2 + 4 * rows + work.dots * dot
     passes = work.moved * (words * 4 + elements * (2 if work.itemsize == 2 else 0.5) + rest * 5) + 30
     if not work.dots:

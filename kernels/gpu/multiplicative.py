@@ -9,10 +9,10 @@
                dh = dz_1 + m dz_2 + (dn - mean(dn) - n mean(n dn)) / σ;  de = g z;
                db = Σ_rows dz;  dw = Σ_rows n dm;  dc = Σ_rows dm
 
-Each is one pass, arithmetic in float32. Per row, in units of d elements: product 3 reads + 1 write, backward 4 + 2 (one
-read less in the last layer, one read and a write more with a diagonal); experts, of K r elements, 1 + 2 and 2 + 1; FCN
-2.5 reads + 1 write, backward 3.5 + 1.5. Sums over rows are partial sums of persistent programs, added in order. FCN's
-rows lie in a program whole, for their mean, which is not good for many thousands of columns.
+Each is one pass, with arithmetic in float32. Per row, in units of d elements: product 3 reads + 1 write, backward 4 + 2
+(one read less in the last layer, one read and a write more with a diagonal); experts, of K r elements, 1 + 2 and 2 + 1;
+FCN 2.5 reads + 1 write, backward 3.5 + 1.5. Sums over rows are partial sums of persistent programs, added in order. A
+program holds FCN's whole rows, for their mean, which is slow for many thousands of columns.
 """
 
 import functools

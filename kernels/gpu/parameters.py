@@ -1,13 +1,13 @@
-"""Triton: parameters as the passes over rows read them, and their gradients from the sums that these passes leave.
+"""Triton: parameters in the layout of the passes over rows, and their gradients from the sums of these passes.
 
     pack           c_l = β_l·w_l,   β_{l+1} = β_l + b_l
     reduce_sums    dw_l = Σ_rows dp_l x0 + dc_l β_l;   db_j = Σ_rows g + Σ_{l>j} dc_l w_l
 
-A head V stands below W as C more rows: q_c = p_{L+c} and β_L·v_c = c_{L+c}, so that the passes over rows know of one
-matrix only, and dV and dβ_L = Vᵀ Σ_rows dz are the same two lines. The forward pass keeps a buffer for the backward
-pass: c, β_L, [W; V] in rows of a multiple of 16 columns, padded with zeros, and the dots p.
+A head V is stored below W as C more rows: q_c = p_{L+c} and β_L·v_c = c_{L+c}. So the passes over rows read only one
+matrix, and dV and dβ_L = Vᵀ Σ_rows dz are the same two lines. The forward pass keeps a buffer for the backward pass: c,
+β_L, [W; V] in rows of a multiple of 16 columns, padded with zeros, and the dots p.
 
-Partial sums are added in a fixed order: no atomics, the same bits from run to run.
+Partial sums are added in a fixed order, without atomics: the same bits from run to run.
 """
 
 from typing import NamedTuple
@@ -22,7 +22,7 @@ from fastcross.kernels.layout import accumulation_dtype, kept_sizes
 
 
 class Kept(NamedTuple):
-    """What the forward pass keeps: views of one buffer."""
+    """The tensors that the forward pass keeps: views of one buffer."""
 
     c: Tensor  # (L + C)
     beta: Tensor  # (columns)

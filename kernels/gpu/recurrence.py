@@ -1,15 +1,15 @@
-"""Triton: the scalars of each row: its dots with the parameters, and what the closed form does with them.
+"""Triton: the scalars of each row: its dots with the parameters, and the recurrence of the closed form.
 
     dots         P = X Wᵀ        one read of X, any number of rows in W;        a = g·x0
     forward      α_{l+1} = α_l (1 + p_l) + c_l;   z_c = α_L q_c + β_L·v_c
     backward     dp_l = a_{l+1} α_l;   dc_l = Σ_rows a_{l+1};   a_l = a_{l+1} (1 + p_l)
 
-With a head (see ``pack``) dq_c = α_L dz_c = dp_{L+c} and Σ_rows dz_c = dc_{L+c}. Where a row does not fit into
-registers, a_L = dy·x0 is taken here: one more read of both.
+With a head (see ``pack``) dq_c = α_L dz_c = dp_{L+c} and Σ_rows dz_c = dc_{L+c}. If a row does not fit into registers,
+a_L = dy·x0 is computed here: one more read of both.
 
-A program holds a segment of its rows in registers, so each dot comes in S parts, one per segment; S is 1 unless rows
-are longer than a segment. Whoever reads the parts adds them in order. The recurrence moves (L + C) scalars per row, in
-rows of M scalars so that neighbouring threads read neighbouring words.
+A program holds a segment of its rows in registers, so each dot has S parts, one per segment; S is 1 unless rows are
+longer than a segment. The reader adds the parts in order. The recurrence moves (L + C) scalars per row, in rows of M
+scalars, so that loads are coalesced.
 """
 
 import functools
@@ -286,7 +286,7 @@ def row_dot(dy: Tensor, x0: Tensor, like: Tensor) -> Tensor:
 
 
 def word(*rows: Tensor) -> int:
-    """Elements per word: the widest that the strides and addresses of ``rows`` allow."""
+    """Elements per vector load: the widest that the strides and addresses of ``rows`` allow."""
     size = rows[0].element_size()
     align = launch.WORD // size
     for r in rows:
@@ -297,7 +297,7 @@ def word(*rows: Tensor) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def tile(plan: Plan, N: int, align: int) -> dict[str, int]:
-    """The constexprs that say how rows of N elements lie in memory and how a program holds them."""
+    """The constexprs for the layout of rows of N elements in memory and in a program."""
     whole = plan.segments(N) == 1
     return {
         "ALIGN": align,

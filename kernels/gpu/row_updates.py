@@ -4,17 +4,17 @@
     adagrad_rows   s += g², or mean(g²) for a whole row,  w -= lr g / (√s + ε)
     sgd_rows       w -= lr g
 
-with rate = lr / (1-β₁^step), scale = (1-β₂^step)^-½ and shrink = 1 - lr · weight_decay. A gradient's rows ascend and
-may repeat; only a row's first entry, its head, is read, and rows that are not there are left out. A program has BLOCK_M
-entries of one table, whichever its width, BLOCK_N columns at a time. Per row of n_e elements: Adam reads 4 n_e and
-writes 3 n_e, Adagrad 3 and 2, SGD 2 and 1 (row-wise Adagrad reads g twice, the second time from a cache), and of each
-entry its number and the one before it. Arithmetic is in float32, whatever the tables hold. Not good for rows of
-thousands of columns, each of which is the work of one program.
+with rate = lr / (1-β₁^step), scale = (1-β₂^step)^-½ and shrink = 1 - lr · weight_decay. A gradient's rows are ascending
+and may repeat. Only a row's first entry, its head, is read, and rows outside the table are skipped. A program processes
+BLOCK_M entries of one table of any width, BLOCK_N columns at a time. Per row of n_e elements: Adam reads 4 n_e and
+writes 3 n_e, Adagrad 3 and 2, SGD 2 and 1 (row-wise Adagrad reads g twice, the second time from a cache), and for each
+entry its row and the one before it. Arithmetic is in float32 for all dtypes. Rows of thousands of columns are slow,
+because one program processes each of them.
 
-The tables' addresses and sizes stand in an int64 tensor on the device. It is made once for a set of tables, moments and
-places of gradients and kept, so that a step copies nothing to the device: gradients count by their place relative to
-the first table's, which stays the same where all of them are slices of one buffer. ``_check``, and nothing else, sees
-to it that the kernels may have these addresses.
+The tables' addresses and sizes are in an int64 tensor on the device. It is made once per set of tables, moments and
+places of gradients, and cached, so that a step copies nothing to the device. A gradient's place is relative to the
+first table's, which is constant if all gradients are slices of one buffer. ``_check`` alone ensures that these
+addresses are valid for the kernels.
 """
 
 import math
@@ -47,7 +47,7 @@ def _open(
     tables_ptr, rows_ptr, g_ptr, K,
     DTYPE: tl.constexpr, ALIGN: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_M: tl.constexpr
 ):  # fmt: skip
-    """A program's table k, its width, its rows of w and of g, and which row each entry updates, or none."""
+    """A program's table k, its width, its rows of w and of g, and the row that each entry updates, if any."""
     offs_k = tl.arange(0, BLOCK_K)
     programs = tl.load(tables_ptr + offs_k, mask=offs_k < K, other=2**31)
     k = tl.sum((programs <= tl.program_id(0)).to(tl.int32), 0) - 1
@@ -65,7 +65,7 @@ def _open(
 
 @triton.jit
 def _correction(step, log_beta):
-    """1 - β^step = -expm1(step ln β), by its series where the difference would lose digits."""
+    """1 - β^step = -expm1(step ln β), by its series if the difference would lose digits."""
     x = step * log_beta
     series = 1.0
     for i in tl.static_range(8):
@@ -240,7 +240,7 @@ def _on_device(value: float | Tensor, table: Tensor) -> Tensor:
 
 
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-WARPS, MOST_COLUMNS = 4, 32  # of a program, and of its tile, which has a word for each thread
+WARPS, MOST_COLUMNS = 4, 32  # of a program, and of its tile, which has one vector per thread
 KEPT = 64  # launches
 
 
