@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         CrossNetwork,
     )
     from fastcross.models.dcn import DCN, DCNConfig
+    from fastcross.models.fold import fold
     from fastcross.ops.cross_layer import cross_layer
     from fastcross.ops.cross_network import cross_logits, cross_network
     from fastcross.ops.multiplicative import cross_fcn, cross_gated, cross_low_rank, cross_matrix, cross_mixture
@@ -48,6 +49,7 @@ __all__ = [
     "cross_network",
     "cross_state_dict",
     "export",
+    "fold",
     "reference",
     "swap",
 ]
@@ -79,6 +81,7 @@ _HOMES = {
     "DataWarning": "fastcross.data.columns",
     "cross_state_dict": "fastcross.interop.state_dict",
     "export": "fastcross.interop.export",
+    "fold": "fastcross.models.fold",
     "swap": "fastcross.interop.swap",
 }
 

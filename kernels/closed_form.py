@@ -17,6 +17,7 @@ operators: they read x0 twice and write it once, at any depth. The fused kernels
 import contextlib
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastcross.kernels.layout import accumulation_dtype
@@ -48,6 +49,24 @@ def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor) 
         alpha, beta = _alpha_beta(rows, weight.to(dtype), None if bias is None else bias.to(dtype))
         z = alpha.unsqueeze(-1) * (rows @ v.T)
         return (z if beta is None else z + v @ beta).to(x0.dtype)
+
+
+def folded_logits(
+    table: Tensor, ids: Tensor | None, starts: Tensor | None, base: Tensor, constants: Tensor, layers: int
+) -> Tensor:
+    """z = α_L q + constant, the dots p and q being base + Σ_j table[starts_j + ids_j], or base + table without ids."""
+    if ids is None:
+        sums = base + table
+    else:
+        assert starts is not None
+        # An id that is none must not be another feature's: it becomes one that the lookup refuses.
+        place = torch.where((ids >= 0) & (ids < starts.diff()), ids + starts[:-1], table.shape[0])
+        sums = base + F.embedding(place, table).sum(1)
+    wide = sums.dtype if sums.device.type == "mps" else torch.float64
+    alpha = torch.ones_like(sums[:, :1], dtype=wide)
+    for layer in range(layers):
+        alpha = alpha * (1 + sums[:, layer, None]) + constants[layer]
+    return (alpha * sums[:, layers:] + constants[layers:]).to(table.dtype)
 
 
 def _alpha_beta(x0: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

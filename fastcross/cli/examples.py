@@ -51,6 +51,7 @@ Exit code 1: a part of the input was lost (a truncated file, with --on-error ski
   fastcross export runs/first --output model.onnx    raw values in, probabilities out, for onnxruntime
   fastcross export runs/first --output model.pt2     compiled for this kind of machine, with model.encoder/
   fastcross export runs/first --output model.onnx --encoded    ids in, logits out, with model.encoder/
+  fastcross export runs/first --output model.onnx --fold       the same predictions; without a deep network far smaller
 
 docs/serving.md describes the inputs, and a reader for model.encoder/ that needs neither fastcross nor PyTorch.""",
     "extend": """examples:

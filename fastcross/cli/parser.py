@@ -138,6 +138,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--output", required=True, metavar="FILE", help="where to write: .onnx or .pt2")
     about = "ONNX from ids to logits, with the encoder in a folder beside it"
     add("--encoded", action="store_true", help=about)
+    add("--fold", action="store_true", help="the cross network as L + 1 numbers per id in place of its embeddings")
 
     extend = command("extend", "add the new ids of new data to a trained model and continue training")
     add = extend.add_argument

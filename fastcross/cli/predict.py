@@ -224,15 +224,17 @@ def _likeliest(probability: Array, classes: Sequence[str]) -> list[str | None]:
 def export(args: Namespace) -> int:
     """Write the model and its encoder to a file for serving."""
     from fastcross.interop.serving import export_run  # with torch.export, which takes a while to import
+    from fastcross.models.fold import fold
 
     output = check_output(args.output, (".pt2", ".onnx"), args.run)
     if output.suffix == ".pt2":
         refuse(args, "a .pt2 file, which takes encoded values always", ("encoded",))
     trained = load_model(args.run, "cpu")
+    model = fold(trained.model) if args.fold else trained.model
     with warnings.catch_warnings():
         if not args.debug:  # PyTorch's exporter warns about its own code
             warnings.simplefilter("ignore")
-        exported = export_run(trained.model, trained.encoder, output, encoded=args.encoded)
+        exported = export_run(model, trained.encoder, output, encoded=args.encoded)
     beside = f", its encoder: {exported.encoder}" if exported.encoder else ""
     show(f"exported: {output}{beside}; its inputs, for any batch size:")
     ports = (*exported.inputs, exported.output)

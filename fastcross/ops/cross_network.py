@@ -1,5 +1,5 @@
 """L cross layers, ``x_{l+1} = x0 (x_lᵀ w_l) + b_l + x_l``, in one pass over x0 for any L; and their part of the
-combination layer (eq. 5), ``z = x_L Vᵀ``, without ``x_L``.
+combination layer (eq. 5), ``z = x_L Vᵀ``, without ``x_L``; and without x0 where the dots of its parts were taken before.
 
 The forward pass saves its inputs and the dots p = x0·w_l; for the logits also q = x0·v_c. These are L or L + C numbers
 per row.
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastcross import reference
 from fastcross.kernels import closed_form
+from fastcross.kernels.embedding import check_ids
 from fastcross.kernels.layout import accumulation_dtype, empty_rows, kept_shape
 from fastcross.ops import backends
 
@@ -66,6 +67,48 @@ def cross_logits(x0: Tensor, weight: Tensor, bias: Tensor | None, head: Tensor, 
     else:
         z, _ = backends.kernel("cross_logits_fwd", chosen, x0)(rows, weight, bias, head, False)
     return z if x0.dim() == 2 else z.view(*x0.shape[:-1], head.shape[0])
+
+
+def folded_logits(
+    table: Tensor,
+    base: Tensor,
+    constants: Tensor,
+    layers: int,
+    ids: Tensor | None = None,
+    starts: Tensor | None = None,
+    *,
+    backend: str = "auto",
+) -> Tensor:
+    """The logits of a cross network whose dots were taken before: of each feature or candidate, L + C in all.
+
+        s_m = base_m + Σ_j table[starts_j + ids_mj]     (without ids: base_m + table_m)
+        α_{l+1} = α_l (1 + s_ml) + constants_l,   z_mc = α_L s_m,L+c + constants_L+c
+
+    Args:
+        table: (R, L + C) float32 or float64.
+        base: (B, L + C), or (1, L + C) for all rows alike.
+        constants: (L + C,): β_l·w_l, then β_L·v_c.
+        layers: L.
+        ids: (B, k) int64; None: row m of the table belongs to row m.
+        starts: (k + 1,) int64, where the ids of each column begin in the table, and where the last ones end.
+        backend: as for :func:`cross_layer`.
+
+    Returns:
+        (B, C). It has no gradient. On a GPU a row with an id that is none is NaN; elsewhere that is an error.
+    """
+    rows = table.shape[0] if ids is None else ids.shape[0]
+    if base.dim() != 2 or base.shape[1] != table.shape[1] or base.shape[0] not in (1, rows):
+        wanted = f"({rows}, {table.shape[1]}) or (1, {table.shape[1]})"
+        raise ValueError(f"base must be {wanted}, as the table and its rows ask for; got {tuple(base.shape)}")
+    chosen = backends.choose(backend, table, base, constants)
+    try:
+        if chosen in ("torch", "reference"):
+            return closed_form.folded_logits(table, ids, starts, base, constants, layers)
+        return backends.kernel("folded_logits_fwd", chosen, table)(table, ids, starts, base, constants, layers)
+    except (RuntimeError, IndexError):
+        if ids is not None and starts is not None and not torch.compiler.is_compiling():  # of a wrong id it tells
+            check_ids(ids, [], starts.diff().tolist())
+        raise
 
 
 def _check(x0: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -173,4 +216,18 @@ backends.define(
     " -> (Tensor dx0, Tensor dw, Tensor db, Tensor dv)",
     _fake_logits_bwd,
     "cross_network",
+)
+
+
+def _fake_folded(
+    table: Tensor, ids: Tensor | None, starts: Tensor | None, base: Tensor, constants: Tensor, layers: int
+) -> Tensor:
+    return table.new_empty((table.shape[0] if ids is None else ids.shape[0], table.shape[1] - layers))
+
+
+backends.define(
+    "folded_logits_fwd",
+    "(Tensor table, Tensor? ids, Tensor? starts, Tensor base, Tensor constants, int layers) -> Tensor",
+    _fake_folded,
+    "recurrence",
 )

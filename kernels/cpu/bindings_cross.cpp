@@ -130,6 +130,42 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> cross_logits_bwd(const Tensor& dz, co
   return {rows_like(dx0, x0), like(dw, w), like(db, b ? *b : w), like(dv, v)};
 }
 
+// ---- the logits of dots that were taken before
+
+Tensor folded_logits_fwd(const Tensor& table_, const OptionalTensor& ids, const OptionalTensor& starts_, const Tensor& base_, const Tensor& c_,
+                         int64_t layers) {
+  FoldedLogits n{};
+  n.type = type_of(table_);
+  const auto dtype = accumulation(n.type);
+  check(table_.dim() == 2 && table_.scalar_type() == dtype && 0 <= layers && layers <= table_.size(1) && ids.has_value() == starts_.has_value(),
+        "the table must be (R, L + C), float32 or float64, and have both ids and starts or neither; got ", shape(table_), " and L = ", layers);
+  const Tensor table = parameter(table_, dtype), c = parameter(c_, dtype), base = unit_columns(parameter(base_, dtype));
+  const int64_t height = table.size(0), K = table.size(1);
+  n.M = ids ? ids->size(0) : height, n.k = ids ? ids->size(1) : 0, n.L = layers, n.C = K - layers, n.by_row = !ids;
+  n.table = address("table", table, dtype, {height, K}), n.c = address("constants", c, dtype, {K});
+  check(base.dim() == 2 && (base.size(0) == 1 || base.size(0) == n.M), "base must have 1 or ", n.M, " rows; got ", shape(base));
+  n.base = rows("base", base, dtype, base.size(0), K);
+  if (base.size(0) == 1) n.base.stride = 0;
+  if (ids) {
+    n.ids = (const int64_t*)address("ids", *ids, ScalarType::Long, {n.M, n.k}), n.stride = ids->stride(0), n.column = ids->stride(1);
+    check(starts_->is_contiguous(), "starts must be contiguous");
+    n.starts = (const int64_t*)address("starts", *starts_, ScalarType::Long, {n.k + 1});
+    for (int64_t f = 0; f <= n.k; f++)
+      check(f ? n.starts[f - 1] <= n.starts[f] && n.starts[f] <= height : n.starts[0] == 0, "starts must ascend from 0 to at most ", height, "; got ",
+            n.starts[f], " at ", f);
+  }
+  const Tensor z = empty(dtype, {n.M, n.C});
+  n.z = z.data_ptr();
+  std::atomic<int64_t> wrong{-1};
+  parallel_for(0, n.M, 16 * grain((n.k + 2) * K), [&](int64_t start, int64_t stop) {
+    auto scratch = doubles(16 * K);
+    const int64_t found = kernels().folded_logits_fwd(n, start, stop, scratch.get());
+    if (found >= 0) wrong = found;
+  });
+  check(wrong < 0, "row ", int64_t(wrong), " has an id that is not in its table");
+  return z;
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(fastcross, CPU, m) {
@@ -139,6 +175,7 @@ STABLE_TORCH_LIBRARY_IMPL(fastcross, CPU, m) {
   m.impl("cross_network_bwd", TORCH_BOX(&cross_network_bwd));
   m.impl("cross_logits_fwd", TORCH_BOX(&cross_logits_fwd));
   m.impl("cross_logits_bwd", TORCH_BOX(&cross_logits_bwd));
+  m.impl("folded_logits_fwd", TORCH_BOX(&folded_logits_fwd));
 }
 
 }  // namespace fastcross

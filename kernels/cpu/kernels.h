@@ -77,6 +77,17 @@ struct Embedding {
   bool mean;
 };
 
+struct FoldedLogits {  // of a cross network whose dots were taken before: f32 or f64
+  Type type;
+  int64_t M, k, L, C;
+  const void *table, *c;        // (height, L + C), (L + C,)
+  bool by_row;                  // row m of the table is row m's; k = 0
+  const int64_t *ids, *starts;  // (M, k), (k + 1,)
+  int64_t stride, column;       // of ids
+  Rows base;                    // (M, L + C); stride 0: one row for all
+  void* z;                      // (M, C)
+};
+
 struct RowUpdate {  // of one table; rows ascend, values stand at the first of equal ones
   Type type;
   int64_t height, width, N;
@@ -102,6 +113,8 @@ struct RowUpdate {  // of one table; rows ascend, values stand at the first of e
   KERNEL(void, cross_network_finish, (const CrossNetwork&, double* totals, int64_t shares, void* dw, void* db, void* dv))     \
   KERNEL(void, embedding_fwd, (const Embedding&, int64_t start, int64_t stop))                                                \
   KERNEL(int64_t, embedding_bwd, (const Embedding&, const Table&, int64_t* scratch, int64_t* rows, void* values, bool dense)) \
+  /* the first row with an id that is not in its table, or -1 */                                                              \
+  KERNEL(int64_t, folded_logits_fwd, (const FoldedLogits&, int64_t start, int64_t stop, double* scratch))                     \
   KERNEL(void, product_fwd, (const Product&, int64_t start, int64_t stop))                                                    \
   /* totals (d,): Σ du; null where it is not needed */                                                                        \
   KERNEL(void, product_bwd, (const Product&, int64_t start, int64_t stop, double* scratch, double* totals))                   \
