@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fastcross.ops.cross_layer import cross_layer
     from fastcross.ops.cross_network import cross_logits, cross_network
     from fastcross.ops.multiplicative import cross_fcn, cross_gated, cross_low_rank, cross_matrix, cross_mixture
+    from fastcross.serving.ranker import Ranker
 
 __all__ = [
     "DCN",
@@ -38,6 +39,7 @@ __all__ = [
     "CrossMixture",
     "CrossNetwork",
     "DCNConfig",
+    "Ranker",
     "__version__",
     "cross_fcn",
     "cross_gated",
@@ -83,6 +85,7 @@ _HOMES = {
     "export": "fastcross.interop.export",
     "fold": "fastcross.models.fold",
     "swap": "fastcross.interop.swap",
+    "Ranker": "fastcross.serving.ranker",
 }
 
 

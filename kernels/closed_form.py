@@ -62,11 +62,11 @@ def folded_logits(
         # An id that is none must not be another feature's: it becomes one that the lookup refuses.
         place = torch.where((ids >= 0) & (ids < starts.diff()), ids + starts[:-1], table.shape[0])
         sums = base + F.embedding(place, table).sum(1)
-    wide = sums.dtype if sums.device.type == "mps" else torch.float64
-    alpha = torch.ones_like(sums[:, :1], dtype=wide)
+    p = sums.to(sums.dtype if sums.device.type == "mps" else torch.float64)
+    alpha = torch.ones_like(p[:, 0])
     for layer in range(layers):
-        alpha = alpha * (1 + sums[:, layer, None]) + constants[layer]
-    return (alpha * sums[:, layers:] + constants[layers:]).to(table.dtype)
+        alpha = alpha * (1 + p[:, layer]) + constants[layer]
+    return (alpha.unsqueeze(-1) * p[:, layers:] + constants[layers:]).to(table.dtype)
 
 
 def _alpha_beta(x0: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor | None]:

@@ -77,7 +77,7 @@ def to_block(
         dense[:, i] = np.copysign(np.log1p(np.abs(x)), x) if transform == "log" else x
     categorical = [_coded(as_text(table[name]), trim) for name in columns.categorical or ()]
     for name in columns.datetimes or ():
-        categorical += [_coded(part, trim=False) for part in _hour_and_weekday(table[name], name)]
+        categorical += [_coded(part, trim=False) for part in hour_and_weekday(table[name], name)]
     return Block(
         rows=table.num_rows,
         dense=dense,
@@ -192,7 +192,7 @@ def _lists(column: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
     return pc.split_pattern(as_text(column), separator)
 
 
-def _hour_and_weekday(column: pa.ChunkedArray, name: str) -> Iterator[pa.ChunkedArray]:
+def hour_and_weekday(column: pa.ChunkedArray, name: str) -> Iterator[pa.ChunkedArray]:
     moment = _moments(column, name)
     yield pc.cast(pc.hour(moment), pa.string())
     yield pc.take(WEEKDAYS, pc.day_of_week(moment))

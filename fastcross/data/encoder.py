@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +32,7 @@ import torch
 
 from fastcross.batch import Bag, Batch, Schema
 from fastcross.data.blocks import WORKERS, Block, Coded, CodedFiles, Spool, hash_strings
-from fastcross.data.columns import Columns, DataError
+from fastcross.data.columns import PARTS_OF_DATE_TIME, Columns, DataError
 from fastcross.files import atomic, read_checked_json, sha256, write_checked_json
 
 Array = npt.NDArray[Any]
@@ -196,6 +196,36 @@ class Encoder:
             None if block.weight is None else torch.from_numpy(block.weight),
             None if block.group is None else torch.from_numpy(block.group),
         ), unknown
+
+    def only(self, names: Collection[str]) -> Encoder:
+        """The encoder of some of the input's columns, without the label."""
+        columns = self.columns
+
+        def kept(given: tuple[str, ...] | None) -> tuple[str, ...]:
+            return tuple(name for name in given or () if name in names)
+
+        dense = [name in names for name in columns.dense or ()]
+        features = {*kept(columns.categorical)}
+        features |= {f"{name}.{part}" for name in kept(columns.datetimes) for part in PARTS_OF_DATE_TIME}
+        return Encoder(
+            self.format,
+            Columns(
+                dense=kept(columns.dense),
+                categorical=kept(columns.categorical),
+                bags=kept(columns.bags),
+                datetimes=kept(columns.datetimes),
+                weights={bag: weight for bag, weight in columns.weights.items() if bag in names},
+                transform=tuple(t for t, there in zip(columns.transforms, dense, strict=True) if there),
+                separator=columns.separator,
+                separators=columns.separators,
+                integers=columns.integers,
+                classes=columns.classes,
+                task=columns.task,
+            ),
+            Standardisation(self.standardise.mean[dense], self.standardise.scale[dense]),
+            tuple(ids for ids, name in zip(self.categorical, columns.categories, strict=True) if name in features),
+            tuple(ids for ids, name in zip(self.bags, columns.bags or (), strict=True) if name in names),
+        )
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write the encoder to a folder, which is made if it is not there."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import torch
 
 from fastcross.batch import Bag, Batch
-from fastcross.data.blocks import Block, kind_of_type
+from fastcross.data.blocks import BadRow, Block, as_text, hour_and_weekday, kind_of_type
 from fastcross.data.cache import Cache
-from fastcross.data.columns import DataError
-from fastcross.data.encoder import Encoder
+from fastcross.data.columns import PARTS_OF_DATE_TIME, DataError
+from fastcross.data.encoder import Encoder, Hashing, Ids
 from fastcross.data.formats import get_format
 from fastcross.data.formats.parquet import PLACES, MemoryTable, ParquetTable
 from fastcross.data.formats.reading import Problems, Source, Table, check_kind, read_in_order, resolve_paths
+
+Array = npt.NDArray[Any]
+LATEST = 2.0**63  # as a Unix time: of nanoseconds, which are 64 bits
 
 
 def read_for_prediction(
@@ -169,3 +174,170 @@ def _slice(batch: Batch, lo: int, hi: int) -> Batch:
         bags.append(Bag(bag.values[values], bag.offsets[lo:hi] - first, weights))
     of_rows = (None if column is None else column[lo:hi] for column in batch.beside)
     return Batch(batch.dense[lo:hi], batch.categorical[lo:hi], tuple(bags), *of_rows)
+
+
+class RowEncoder:
+    """Rows as Python has them, a mapping from columns to values each, for requests of a few rows.
+
+    Its time does not grow with the vocabularies, which it keeps as dicts; the numbers and ids are those of
+    :func:`read_for_prediction`. A value is a number or None (dense), a text, an integer or None (categorical), a list
+    of them or a text with separators (multi-valued), a text in the manner of ISO 8601 or a Unix time (date-time). A
+    text that stands for a missing value in the files of the run does so here, too. DataError names the row, from 1, and
+    the column.
+    """
+
+    def __init__(self, encoder: Encoder) -> None:
+        self.encoder, self.columns = encoder, encoder.columns
+        self.spellings = spellings = dict.fromkeys(("", *get_format(encoder.format).missing))
+        named = zip(encoder.columns.categories, encoder.categorical, strict=True)
+        self.known = {name: _dict_of(ids, spellings) for name, ids in named}
+        self.of_bags = [_dict_of(ids, ()) for ids in encoder.bags]
+        self.names = {*self.columns.inputs, *self.columns.weights.values()}
+        self.limit = np.inf if self.columns.integers else float(np.finfo(np.float32).max)
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> tuple[Batch, dict[str, int]]:
+        """The rows as one batch, and per column how many of its values the vocabulary does not know."""
+        for i, row in enumerate(rows, 1):
+            if not isinstance(row, Mapping):
+                raise DataError(f"row {i} must map columns to values; got {_shown(row)}")
+            for name in self.names:
+                if name not in row:
+                    raise DataError(f"row {i}: column {name} is missing")
+        unseen: dict[str, int] = {}
+        columns = [self._ids(rows, name, unseen) for name in self.columns.categorical or ()]
+        for name in self.columns.datetimes or ():
+            columns += self._parts_of_time(rows, name)
+        categorical = np.stack(columns, 1) if columns else np.empty((len(rows), 0), np.int64)
+        dense = np.empty((len(rows), len(self.columns.dense or ())))
+        for j, (name, transform) in enumerate(zip(self.columns.dense or (), self.columns.transforms, strict=True)):
+            x = np.array([self._number(row[name], i, name) for i, row in enumerate(rows, 1)], np.float64)
+            dense[:, j] = np.copysign(np.log1p(np.abs(x)), x) if transform == "log" else x
+        of_bags = zip(self.columns.bags or (), self.of_bags, strict=True)
+        bags = [self._bag(rows, name, known, unseen) for name, known in of_bags]
+        scaled = torch.from_numpy(self.encoder.standardise(dense))
+        return Batch(scaled, torch.from_numpy(categorical), tuple(bags)), unseen
+
+    def _ids(self, rows: Sequence[Mapping[str, Any]], name: str, unseen: dict[str, int]) -> Array:
+        known = self.known[name]
+        texts = [_text(row[name], i, name) for i, row in enumerate(rows, 1)]
+        ids = _looked_up(known, texts, self.spellings)
+        if not isinstance(known, Hashing):
+            unseen[name] = self._count_unseen(ids, texts)
+        return ids
+
+    def _count_unseen(self, ids: Iterable[int], texts: Sequence[str | None]) -> int:
+        pairs = zip(ids, texts, strict=True)
+        return sum(not found and text is not None and text not in self.spellings for found, text in pairs)
+
+    def _number(self, value: Any, i: int, name: str) -> float:
+        if value is None:
+            return float("nan")
+        try:
+            if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+                raise ValueError
+            number = float(value)
+            if (abs(number) <= self.limit and abs(number) != np.inf) or number != number:
+                return number
+        except (ValueError, OverflowError):
+            pass
+        raise DataError(f"row {i}: column {name} must be a finite number; got {_shown(value)}")
+
+    def _parts_of_time(self, rows: Sequence[Mapping[str, Any]], name: str) -> Iterator[Array]:
+        """Each row by itself: what a text or a number means shall not depend on its neighbours."""
+        hours, weekdays = [], []
+        for i, row in enumerate(rows, 1):
+            value = row[name]
+            value = None if isinstance(value, str) and not value.strip() else value
+            try:
+                if isinstance(value, bool) or not isinstance(value, str | int | float | datetime.date | None):
+                    raise BadRow
+                if isinstance(value, int | float) and abs(value) > LATEST:
+                    raise BadRow
+                hour, weekday = hour_and_weekday(pa.chunked_array([pa.array([value], from_pandas=True)]), name)
+            except (BadRow, pa.ArrowException, OverflowError):
+                raise DataError(
+                    f"row {i}: column {name} must be a date-time as in 2024-01-31 12:30:00, or a Unix time; "
+                    f"got {_shown(value)}"
+                ) from None
+            hours.append(hour[0].as_py())
+            weekdays.append(weekday[0].as_py())
+        for part, texts in zip(PARTS_OF_DATE_TIME, (hours, weekdays), strict=True):
+            known = self.known[f"{name}.{part}"]
+            yield _looked_up(known, texts, self.spellings)
+
+    def _bag(self, rows: Sequence[Mapping[str, Any]], name: str, known: Any, unseen: dict[str, int]) -> Bag:
+        weight = self.columns.weights.get(name)
+        counts, texts, weights = [], [], []
+        for i, row in enumerate(rows, 1):
+            values = self._values(row[name], i, name)
+            texts += [_text(value, i, name) for value in values]
+            counts.append(len(values))
+            if weight is not None:
+                given = self._values(row[weight], i, weight, numbers=True)
+                if len(given) != len(values):
+                    raise DataError(
+                        f"row {i}: column {weight} must have a weight for each of {len(values)} values of {name}; "
+                        f"got {len(given)}"
+                    )
+                weights += [self._number(value, i, weight) for value in given]
+                if any(value != value for value in weights):
+                    raise DataError(f"row {i}: column {weight} must hold numbers; got {_shown(row[weight])}")
+        ids = _looked_up(known, texts, ())
+        if not isinstance(known, Hashing):
+            unseen[name] = self._count_unseen(ids, texts)
+        offsets = np.cumsum(counts, dtype=np.int64) - np.array(counts, np.int64)
+        found = None if weight is None else torch.tensor(weights, dtype=torch.float32)
+        return Bag(torch.from_numpy(ids), torch.from_numpy(offsets), found)
+
+    def _values(self, value: Any, i: int, name: str, numbers: bool = False) -> list[Any]:
+        """A row's list, which may be a text with separators."""
+        if value is None or (isinstance(value, str) and value in self.spellings):
+            return []
+        if not isinstance(value, str):
+            if not isinstance(value, list | tuple):
+                raise DataError(f"row {i}: column {name} must be a list, or a text of several; got {_shown(value)}")
+            return list(value)
+        bag = name if not numbers else next(bag for bag, weight in self.columns.weights.items() if weight == name)
+        parts = value.split(self.columns.separator_of(bag))
+        if not numbers:
+            return parts
+        try:
+            return [float(part) for part in parts]
+        except ValueError:
+            raise DataError(f"row {i}: column {name} must hold numbers; got {_shown(value)}") from None
+
+
+def _dict_of(ids: Ids, spellings: Iterable[str]) -> Any:
+    """Text -> id; None is the missing value, and so is each of its spellings that is no value itself."""
+    if isinstance(ids, Hashing):
+        return ids
+    known = {text: i for i, text in enumerate(ids.values.to_pylist(), 1)}
+    missing = known.get(None, 0)
+    return known | {text: missing for text in (None, *spellings) if text not in known}
+
+
+def _looked_up(known: Any, texts: Sequence[str | None], spellings: Container[str | None]) -> Array:
+    if isinstance(known, Hashing):
+        texts = [None if text in spellings else text for text in texts]
+        return known.ids(pa.array(texts, pa.string())).astype(np.int64)
+    return np.array([known.get(text, 0) for text in texts], np.int64)
+
+
+def _text(value: Any, i: int, name: str) -> str | None:
+    if isinstance(value, str):
+        try:
+            value.encode()
+        except UnicodeEncodeError:  # half of a surrogate pair, which JSON can say
+            raise DataError(f"row {i}: column {name} must be a text of Unicode; got {value!a}") from None
+        return value
+    if value is None or (isinstance(value, float) and value != value):
+        return None
+    if isinstance(value, bool | int | float | np.number):
+        return as_text(pa.chunked_array([[value]]))[0].as_py() if isinstance(value, bool | float) else str(value)
+    raise DataError(f"row {i}: column {name} must be a text or an integer; got {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """A value as an error cites it, never the whole of a long one."""
+    text = ascii(value) if not isinstance(value, list | dict) else f"{type(value).__name__} of {len(value)}"
+    return text if len(text) <= 60 else f"{text[:57]}..."

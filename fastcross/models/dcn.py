@@ -119,12 +119,16 @@ class DCN(Model):
     def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
         """Logits, (B,) for one output and (B, C) for more; their sigmoid or softmax are the probabilities."""
         x0 = self.embedding(dense, categorical, bags)  # section 2.1, eq. 1 and 2: (B, d)
+        return self._squeeze(self.logits_of(x0))
+
+    def logits_of(self, x0: Tensor) -> Tensor:
+        """What the networks make of x0: (B, C)."""
         if not self.parallel:
             x = self.cross(self._cross_input(x0))  # section 2.2, eq. 3: (B, d)
             h = self.deep(x)  # section 2.3, eq. 4: (B, m)
-            return self._squeeze(self.logits(h))
+            return self.logits(h)
         h = self.deep(x0)  # x0 itself where there are no deep layers
-        return self._squeeze(self._combine(x0, h if self.config.deep_layers else None))
+        return self._combine(x0, h if self.config.deep_layers else None)
 
     def _combine(self, x0: Tensor, h: Tensor | None) -> Tensor:
         """Section 2.4, eq. 5: logits of [x_L, h], (B, C). x_L is computed only if another module or a hook reads it."""

@@ -29,8 +29,8 @@ AT_ONCE = 1 << 16  # rows of an embedding table that are tabulated at once
 def fold(model: nn.Module) -> "Folded":
     """A copy of a trained DCN for serving, whose cross logits read L + C numbers per id and no embedding.
 
-    It takes what the model takes and gives what the model gives in evaluation, to rounding. Without a deep network it is
-    smaller by n_e / (L + C). It is not trained further.
+    It takes what the model takes and gives what the model gives in evaluation, to rounding. Without a deep network it
+    is smaller by n_e / (L + C). It is not trained further.
 
     Raises:
         ValueError: where the logits do not read a rank-one cross network (``cross_type="vector"``, parallel).
@@ -61,7 +61,7 @@ class Folded(Model):
     config: DCNConfig
     table: Tensor  # (ids of all single-valued features, L + C)
     starts: Tensor  # (k + 1,): where each feature begins in it
-    dense: Tensor  # (num_dense, L + C)
+    dense_table: Tensor  # (num_dense, L + C); its name is not that of an input, or torch.onnx confuses them
     constants: Tensor  # β_l·w_l, then β_L·v_c and the logits' bias
 
     def __init__(self, model: DCN) -> None:
@@ -75,9 +75,10 @@ class Folded(Model):
         empty = vectors.new_empty((0, len(vectors)), dtype=kind)
         self.register_buffer("table", torch.cat([*folded[:single], empty]))
         self.register_buffer("starts", heights.cumsum(0))
-        self.register_buffer("dense", vectors[:, d - stack.num_dense :].T.to(kind).contiguous())
+        self.register_buffer("dense_table", vectors[:, d - stack.num_dense :].T.to(kind).contiguous())
         self.register_buffer("constants", constants.to(kind))
-        self.bags = nn.ParameterList(nn.Parameter(table, requires_grad=False) for table in folded[single:])
+        self.bag_tables = nn.ParameterList(nn.Parameter(table, requires_grad=False) for table in folded[single:])
+        self.deep_head: Tensor
         self.has_deep = bool(self.config.deep_layers)
         if self.has_deep:
             self.embedding, self.deep = copy.deepcopy(stack), copy.deepcopy(model.deep)
@@ -87,38 +88,39 @@ class Folded(Model):
     def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
         """Logits as the model's: (B,) for one output and (B, C) for more."""
         self._check(dense, categorical, bags)
-        base = dense.to(self.dense.dtype) @ self.dense
-        if len(self.bags):
+        base = dense.to(self.dense_table.dtype) @ self.dense_table
+        if len(self.bag_tables):
             pooled = embedding_stack(
-                dense[:, :0], categorical[:, :0], tuple(self.bags), bags, pooling=self.config.bag_pooling
+                dense[:, :0], categorical[:, :0], tuple(self.bag_tables), bags, pooling=self.config.bag_pooling
             )
-            base = base + pooled.unflatten(1, (len(self.bags), -1)).sum(1)
+            base = base + pooled.unflatten(1, (len(self.bag_tables), -1)).sum(1)
         layers, backend = self.config.cross_layers, self.config.backend
-        z = folded_logits(
-            self.table, base, self.constants, layers, categorical.long(), self.starts, backend=backend
-        )
+        z = folded_logits(self.table, base, self.constants, layers, categorical.long(), self.starts, backend=backend)
         if self.has_deep:
             h = self.deep(self.embedding(dense, categorical, bags))
             z = z + F.linear(h, self.deep_head)
         return self._squeeze(z)
 
     def _check(self, dense: Tensor, categorical: Tensor, bags: Bags) -> None:
-        wanted = len(self.dense), len(self.starts) - 1
+        wanted = len(self.dense_table), len(self.starts) - 1
         for name, t, count in zip(("dense", "categorical"), (dense, categorical), wanted, strict=True):
             if t.dim() != 2 or t.shape[1] != count:
                 raise ValueError(f"{name} must be (B, {count}); got {tuple(t.shape)}")
-        if len(bags) != len(self.bags):
-            raise ValueError(f"there must be {len(self.bags)} bags; got {len(bags)}")
+        if len(bags) != len(self.bag_tables):
+            raise ValueError(f"there must be {len(self.bag_tables)} bags; got {len(bags)}")
 
 
 def dots_and_constants(model: DCN) -> tuple[Tensor, Tensor]:
-    """In float64: the vectors that x0 is multiplied with, (L + C, d), and what the recurrence adds, (L + C,)."""
+    """In float64: the vectors that x0 is multiplied with, (L + C, d), and what the recurrence adds, (L + C,).
+
+    Of a stacked model, whose logits do not read x_L, one vector of zeros stands in place of the C.
+    """
     weight, head = model.cross.weight.detach().double(), model.logits.weight.detach().double()
-    vectors = torch.cat((weight, head[:, : weight.shape[1]]))
+    vectors = torch.cat((weight, head[:, : weight.shape[1]] if model.parallel else torch.zeros_like(weight[:1])))
     bias = torch.zeros_like(weight) if model.cross.bias is None else model.cross.bias.detach().double()
     beta = torch.cat((torch.zeros_like(bias[:1]), bias.cumsum(0)))
     constants = torch.cat(((beta[:-1] * weight).sum(1), vectors[len(weight) :] @ beta[-1]))
-    if model.logits.bias is not None:
+    if model.parallel and model.logits.bias is not None:
         constants[len(weight) :] += model.logits.bias.detach().double()
     return vectors, constants
 

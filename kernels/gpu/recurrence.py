@@ -4,8 +4,15 @@
     forward      α_{l+1} = α_l (1 + p_l) + c_l;   z_c = α_L q_c + β_L·v_c
     backward     dp_l = a_{l+1} α_l;   dc_l = Σ_rows a_{l+1};   a_l = a_{l+1} (1 + p_l)
 
+<<<<<<< HEAD
 With a head (see ``pack``) dq_c = α_L dz_c = dp_{L+c} and Σ_rows dz_c = dc_{L+c}. If a row does not fit into registers,
 a_L = dy·x0 is computed here: one more read of both.
+=======
+    folded       the same recurrence over dots that were taken before, one row of a table for each id
+
+With a head (see ``pack``) dq_c = α_L dz_c = dp_{L+c} and Σ_rows dz_c = dc_{L+c}. Where a row does not fit into
+registers, a_L = dy·x0 is taken here: one more read of both.
+>>>>>>> 6b6d7ac (fastcross.Ranker: items tabulated once, scored for a context; RowEncoder for rows as Python has them; the Triton kernel of folded logits)
 
 A program holds a segment of its rows in registers, so each dot has S parts, one per segment; S is 1 unless rows are
 longer than a segment. The reader adds the parts in order. The recurrence moves (L + C) scalars per row, in rows of M
@@ -309,3 +316,61 @@ def tile(plan: Plan, N: int, align: int) -> dict[str, int]:
         "ROWS": plan.ROWS,
         "num_warps": plan.num_warps,
     }
+
+
+@triton.jit(do_not_specialize=["M", "L", "C", "k"])
+def _folded_logits_fwd_kernel(
+    # pointers
+    table_ptr, ids_ptr, starts_ptr, base_ptr, constants_ptr, z_ptr,
+    # sizes
+    M, L, C, k,
+    # strides
+    stride_ids_m, stride_ids_k, stride_base_m,
+    # constexprs
+    BY_ROW: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """s = base + Σ_j table[starts_j + ids_j], or base + table; α and z of s. NaN for a row with an id that is none."""
+    offs_m = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    mask_m = offs_m < M
+    K = (L + C).to(tl.int64)
+    DTYPE: tl.constexpr = table_ptr.dtype.element_ty
+    wrong = tl.zeros((BLOCK_M,), tl.int1)
+    for j in range(k):
+        ids = tl.load(ids_ptr + offs_m * stride_ids_m + j * stride_ids_k, mask=mask_m, other=0)
+        height = tl.load(starts_ptr + j + 1) - tl.load(starts_ptr + j)
+        wrong = wrong | (ids < 0) | (ids >= height)
+    mask = mask_m & (wrong == 0)
+
+    alpha = tl.full((BLOCK_M,), 1.0, DTYPE)
+    for column in range(L + C):
+        s = tl.load(base_ptr + offs_m * stride_base_m + column, mask=mask, other=float("nan"))
+        if BY_ROW:
+            s += tl.load(table_ptr + offs_m * K + column, mask=mask, other=0.0)
+        for j in range(k):
+            ids = tl.load(ids_ptr + offs_m * stride_ids_m + j * stride_ids_k, mask=mask, other=0)
+            rows = tl.load(starts_ptr + j) + ids
+            s += tl.load(table_ptr + rows * K + column, mask=mask, other=0.0)
+        constant = tl.load(constants_ptr + column)
+        if column < L:
+            alpha = alpha * (1 + s) + constant
+        else:
+            tl.store(z_ptr + offs_m * C + (column - L), alpha * s + constant, mask=mask_m)
+
+
+def folded_logits_fwd(
+    table: Tensor, ids: Tensor | None, starts: Tensor | None, base: Tensor, constants: Tensor, layers: int
+) -> Tensor:
+    """The logits (M, C) of dots that were taken before: see ``kernels/closed_form.py``. The ids are read once for each
+    column of the table, from the cache."""
+    table, base = table.contiguous(), base.contiguous()
+    M, k = ids.shape if ids is not None else (table.shape[0], 0)
+    z = table.new_empty((M, table.shape[1] - layers))
+    if M:
+        options = launch.scalars(launch.hardware_of(table.device))
+        _folded_logits_fwd_kernel[(-(-M // options["BLOCK_M"]),)](
+            table, ids, starts, base, constants.to(table.dtype), z,
+            M, layers, z.shape[1], k,
+            *((0, 0) if ids is None else ids.stride()), 0 if base.shape[0] == 1 else base.stride(0),
+            BY_ROW=ids is None, **options,
+        )  # fmt: skip
+    return z

@@ -9,7 +9,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "name", ["kernels", "bounds", "embedding", "faults", "training", "row_updates", "multiplicative", "steps"]
+    "name", ["kernels", "bounds", "embedding", "faults", "training", "row_updates", "multiplicative", "steps", "folded"]
 )
 def test_kernels_in_the_interpreter(name):
     pytest.importorskip("triton")

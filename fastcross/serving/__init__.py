@@ -1,0 +1,1 @@
+"""Serving: the ranker, and the server that `fastcross serve` starts."""
