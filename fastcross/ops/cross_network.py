@@ -1,5 +1,5 @@
 """L cross layers, ``x_{l+1} = x0 (x_lᵀ w_l) + b_l + x_l``, in one pass over x0 for any L; and their part of the
-combination layer (eq. 5), ``z = x_L Vᵀ``, without ``x_L``; and without x0 where the dots of its parts were taken before.
+combination layer (eq. 5), ``z = x_L Vᵀ``, without ``x_L``; and without x0 if the dots of its parts are known.
 
 The forward pass saves its inputs and the dots p = x0·w_l; for the logits also q = x0·v_c. These are L or L + C numbers
 per row.

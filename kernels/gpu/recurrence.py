@@ -3,16 +3,10 @@
     dots         P = X Wᵀ        one read of X, any number of rows in W;        a = g·x0
     forward      α_{l+1} = α_l (1 + p_l) + c_l;   z_c = α_L q_c + β_L·v_c
     backward     dp_l = a_{l+1} α_l;   dc_l = Σ_rows a_{l+1};   a_l = a_{l+1} (1 + p_l)
-
-<<<<<<< HEAD
-With a head (see ``pack``) dq_c = α_L dz_c = dp_{L+c} and Σ_rows dz_c = dc_{L+c}. If a row does not fit into registers,
-a_L = dy·x0 is computed here: one more read of both.
-=======
     folded       the same recurrence over dots that were taken before, one row of a table for each id
 
-With a head (see ``pack``) dq_c = α_L dz_c = dp_{L+c} and Σ_rows dz_c = dc_{L+c}. Where a row does not fit into
-registers, a_L = dy·x0 is taken here: one more read of both.
->>>>>>> 6b6d7ac (fastcross.Ranker: items tabulated once, scored for a context; RowEncoder for rows as Python has them; the Triton kernel of folded logits)
+With a head (see ``pack``) dq_c = α_L dz_c = dp_{L+c} and Σ_rows dz_c = dc_{L+c}. If a row does not fit into registers,
+a_L = dy·x0 is computed here: one more read of both.
 
 A program holds a segment of its rows in registers, so each dot has S parts, one per segment; S is 1 unless rows are
 longer than a segment. The reader adds the parts in order. The recurrence moves (L + C) scalars per row, in rows of M
