@@ -2,13 +2,16 @@
 
 import functools
 
+import multiplicative_cases
 import torch
 from fuzz import draw, rule
 from multiplicative_cases import CASES
 
 import fastcross
 from fastcross import reference
+from fastcross.kernels import layers_of_products
 
+layers_of_products.CHUNK = 1  # the least: 256 rows for each thread
 VECTOR = ("cross_layer", "cross_network", "cross_logits")
 OPERATORS = (*VECTOR, *CASES)
 
@@ -16,9 +19,7 @@ OPERATORS = (*VECTOR, *CASES)
 def case(number, folder):
     rng = draw.start(number)
     if rng.random() < 0.05:
-        return invalid(rng)
-    if rng.random() < 0.02:
-        torch.set_num_threads(rng.randint(1, 4))
+        return invalid(rng) if rng.random() < 0.5 else invalid_products(rng)
     name, dtype = rng.choice(OPERATORS), draw.dtype(rng)
     operands = draw_operands(rng, name, dtype) if name in VECTOR else draw_products(rng, CASES[name], dtype)
     backends = ("auto", "cpu", "torch") if dtype in (torch.float32, torch.float64) else ("auto", "torch")
@@ -58,6 +59,8 @@ def draw_products(rng, case, dtype):
     if case.operator == "cross_fcn" or case.options.get("activation") == "relu":
         dtype = torch.float64
     lead, d = draw.leading(rng), draw.features(rng)
+    if rng.random() < 0.02:  # more than one chunk
+        lead, d = (rng.randint(257, 900),), rng.randint(1, 70)
     if case.operator == "cross_fcn":
         d = max(6, d + d % 2)
     layers, rank = rng.choice((1, 2, 3, rng.randint(1, 5))), rng.randint(1, 20)
@@ -71,13 +74,11 @@ def draw_products(rng, case, dtype):
     return operands
 
 
-def functions(name):
-    """The operator and its reference, with the options of the case."""
-    case = CASES.get(name)
-    return tuple(
-        functools.partial(getattr(of, case.operator), **case.options) if case else getattr(of, name)
-        for of in (fastcross, reference)
-    )
+def function(of, name, **others):
+    """The operator or its reference, with the options of the case; ``others`` replace some."""
+    if name not in CASES:
+        return getattr(of, name)
+    return functools.partial(getattr(of, CASES[name].operator), **CASES[name].options | others)
 
 
 def check(rng, name, operands, backend):
@@ -86,7 +87,7 @@ def check(rng, name, operands, backend):
     before = [leaf.detach().clone() for leaf in leaves]
     mode = rng.choices((torch.enable_grad, torch.no_grad, torch.inference_mode), (8, 1, 1))[0]
     with mode():
-        y = functions(name)[0](*views(operands, leaves), backend=backend)
+        y = function(fastcross, name)(*views(operands, leaves), backend=backend)
     dy = draw.cotangent(rng, y)
     differentiable = mode is torch.enable_grad and any(operand.needs_grad for operand in given)
     if y.requires_grad != differentiable:
@@ -100,14 +101,12 @@ def check(rng, name, operands, backend):
     for leaf, kept in zip(leaves, before, strict=True):
         if not torch.equal(leaf.detach(), kept):
             raise AssertionError("an operand was written to")
-    x0_dtype = given[0].base.dtype
-    eager = results(name, operands, lambda base: base, dy, differentiable, x0_dtype)
-    exact = results(name, operands, lambda base: base.double(), dy.double(), differentiable)
-    size = results(name, operands, lambda base: base.double().abs(), dy.double().abs(), differentiable)
-    if name.startswith("mixture"):  # a softmax of other signs is another softmax: the largest of all numbers
-        most = max((m.abs().max() for m in size if m is not None and m.numel()), default=torch.zeros(()))
-        size = [m if m is None else most for m in size]
-    rule.compare(found, eager, exact, size, ["y", *(f"gradient {i}" for i in range(len(given)))][: len(found)])
+    dtype = given[0].base.dtype
+    eager = results(function(reference, name), operands, lambda base: base, dy, differentiable, dtype)
+    exact = results(function(reference, name), operands, lambda base: base.double(), dy.double(), differentiable)
+    size = magnitudes(name, operands, dy, differentiable, exact)
+    names = ["y", *(f"gradient {i}" for i in range(len(given)))][: len(found)]
+    rule.compare(found, eager, exact, size, names, [dtype] if name in CASES else [])
 
 
 def views(operands, leaves):
@@ -122,15 +121,31 @@ def gradients(y, leaves, dy, retain=False):
     return [next(found) if leaf.requires_grad else None for leaf in leaves]
 
 
-def results(name, operands, convert, dy, differentiable, compute=None):
-    """The reference's output and gradients, of converted bases; parameters are cast to ``compute`` on the way."""
+def results(f, operands, convert, dy, differentiable, compute=None):
+    """A reference's output and gradients, of converted bases; parameters are cast to ``compute`` on the way."""
     given = [operand for operand in operands if operand is not None]
     leaves = [convert(operand.base.detach()).clone().requires_grad_(operand.needs_grad) for operand in given]
     tensors = views(operands, leaves)
     if compute is not None:
         tensors = [None if t is None else t.to(compute) for t in tensors]
-    y = functions(name)[1](*tensors)
+    y = f(*tensors)
     return [y.detach(), *gradients(y, leaves, dy)] if differentiable else [y.detach()]
+
+
+def magnitudes(name, operands, dy, differentiable, exact):
+    """What the roundings of each result are relative to: the same expression with all signs positive.
+
+    A softmax of other signs is another softmax, and a tanh of larger numbers has no derivative left. There it is the
+    largest number of all.
+    """
+    options = CASES[name].options if name in CASES else {}
+    positive = {"diag_scale": abs(options["diag_scale"])} if "diag_scale" in options else {}
+    f = function(reference, name, **positive)
+    found = results(f, operands, lambda base: base.double().abs(), dy.double().abs(), differentiable)
+    if name.startswith("mixture") or options.get("activation") == "tanh":
+        most = max((t.abs().max() for t in (*found, *exact) if t is not None and t.numel()), default=torch.zeros(()))
+        found = [t if t is None else most for t in found]
+    return found
 
 
 def invalid(rng):
@@ -155,10 +170,36 @@ def invalid(rng):
     name, operator = rng.choice(list(changes)), rng.choice(("cross_network", "cross_logits"))
     operands = changes[name]() if operator == "cross_logits" or name != "head" else changes["layers"]()
     backend = rng.choice(("auto", "cpu", "torch", "reference"))
+    operands = operands[: 4 if operator == "cross_logits" else 3]
+    refused(getattr(fastcross, operator), operands, backend, name)
+    return f"invalid {operator}"
+
+
+def invalid_products(rng):
+    """The same of DCN-V2's layers: one of the operands changed."""
+    changes = {
+        "one more": lambda t: torch.nn.functional.pad(t, (0, 1)),
+        "integers": lambda t: t.long(),
+        "complex": lambda t: t.to(torch.complex64),
+        "a list": lambda t: t.tolist(),
+        "a number": lambda t: t.sum(),
+        "a dimension more": lambda t: t.unsqueeze(-1),
+        "nothing": lambda t: t[..., :0],
+        "meta": lambda t: t.to("meta"),
+    }
+    change, name, backend = rng.choice(list(changes)), rng.choice(list(CASES)), rng.choice(("auto", "cpu", "torch"))
+    operands = multiplicative_cases.operands(CASES[name], rng.randint(1, 3), rng.randint(2, 9), torch.float32)
+    position = rng.choice([i for i, t in enumerate(operands) if t is not None])
+    operands[position] = changes[change](operands[position])
+    refused(function(fastcross, name), operands, backend, f"{name}, operand {position}: {change}")
+    return "invalid product"
+
+
+def refused(function, operands, backend, what):
     try:
-        y = getattr(fastcross, operator)(*operands[: 4 if operator == "cross_logits" else 3], backend=backend)
+        y = function(*operands, backend=backend)
     except (ValueError, TypeError) as error:
         if len(str(error)) < 10:
-            raise AssertionError(f"{name}: an error that says nothing: {error!r}") from error
-        return f"invalid {operator}"
-    raise AssertionError(f"{name}: no error, but {tuple(y.shape)}")
+            raise AssertionError(f"{what}: an error that says nothing: {error!r}") from error
+        return
+    raise AssertionError(f"{what}: no error, but {tuple(y.shape)}")
