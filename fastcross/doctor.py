@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fastcross import ops, reference
@@ -33,6 +34,7 @@ from fastcross.accuracy import (
     check_ids,
     check_operator,
     check_rows,
+    compare,
     compare_with_eager,
     evaluate,
     gradient_of,
@@ -177,6 +179,7 @@ def jobs(device: torch.device, quick: bool) -> list[Job]:
         for operator in OPERATORS:
             found.append((operator.name, functools.partial(time_operator, operator, device, quick)))
         found += [
+            ("embedding_stack", functools.partial(time_embedding, device, quick)),
             ("training step", functools.partial(time_step, device, quick)),
             ("roof", functools.partial(roof, device)),
         ]
@@ -300,33 +303,71 @@ def time_operator(operator: Operator, device: torch.device, quick: bool, report:
     rows, d, layers = (512 if quick else 4096), *((429, 3) if operator.has_matrices else (1026, 6))
     layers = 1 if operator.name == "cross_layer" else layers
     tensors = operator.draw(rows, d, layers, torch.float32, device)
-    backend = _backends(device)[0][0]
-    check = _check(
-        f"{operator.name}, timed", backend, torch.float32, lambda backend: held_to_the_rule(operator, tensors, backend)
+    weights = sum(t.numel() for t in tensors[1:] if t.shape[0] != rows)
+    timing = _time_beside_loop(
+        f"{operator.name}, B = {rows}, d = {tensors[0].shape[1]}, L = {layers}",
+        lambda backend: held_to_the_rule(operator, tensors, backend),
+        functools.partial(getattr(ops, operator.name), backend="auto"),
+        getattr(reference, operator.name),
+        tensors,
+        (device, quick, report),
     )
-    check(report)
+    if timing is not None:
+        size = tensors[0].nbytes * operator.passes
+        report.timings.append(dataclasses.replace(timing, operations=6.0 * weights * rows, bytes=size))
+
+
+def time_embedding(device: torch.device, quick: bool, report: Report) -> None:
+    """26 tables beside a lookup in each and a concatenation; the copy is that of x0."""
+    rows, count, height, width = (512 if quick else 4096), 26, 1000, 16
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(height, (rows, count), generator=generator).to(device)
+    tensors = [torch.randn(rows, DENSE, generator=generator).to(device)]
+    tensors += [torch.randn(height, width, generator=generator).to(device) for _ in range(count)]
+
+    def ours(dense: Tensor, *tables: Tensor) -> Tensor:
+        return ops.embedding_stack(dense, ids, tables, backend="auto")
+
+    def loop(dense: Tensor, *tables: Tensor) -> Tensor:
+        return torch.cat((*(F.embedding(ids[:, k], table) for k, table in enumerate(tables)), dense), 1)
+
+    def check(backend: str) -> Iterator[Compared]:
+        exact, eager = (evaluate(loop, tensors, gradient_of, kind) for kind in (torch.float64, None))
+        for i, (o, e, x) in enumerate(zip(evaluate(ours, tensors, gradient_of), eager, exact, strict=True)):
+            yield compare(o, e, x, f"result {i}")
+
+    what = f"embedding_stack, B = {rows}, {count} tables of width {width}"
+    timing = _time_beside_loop(what, check, ours, loop, tensors, (device, quick, report))
+    if timing is not None:
+        report.timings.append(timing)
+
+
+def _time_beside_loop(
+    what: str,
+    check: Callable[[str], Iterable[Compared]],
+    ours: Callable[..., Tensor],
+    loop: Callable[..., Tensor],
+    tensors: Sequence[Tensor],
+    context: tuple[torch.device, bool, Report],
+) -> Timing | None:
+    """Forward and backward beside the loop, torch.compile of it and a copy of x0; None if the result is wrong."""
+    device, quick, report = context
+    backend = _backends(device)[0][0]
+    _check(f"{what.partition(',')[0]}, timed", backend, torch.float32, lambda backend: check(backend))(report)
     if report.checks[-1].problem:
-        return
+        return None
     leaves = [t.detach().requires_grad_() for t in tensors]
-    loop, other = getattr(reference, operator.name), torch.empty_like(tensors[0])
+    rows = max(tensors[0], loop(*leaves).detach(), key=Tensor.numel)  # x0
+    other = torch.empty_like(rows)
 
     def step_of(function: Callable[..., Tensor]) -> Callable[[], object]:
         dy = gradient_of(function(*leaves).detach())
         return lambda: torch.autograd.grad(function(*leaves), leaves, dy)
 
-    steps = {
-        "fastcross": step_of(functools.partial(getattr(ops, operator.name), backend="auto")),
-        "eager loop": step_of(loop),
-        "copy": lambda: other.copy_(tensors[0]),
-    }
+    steps = {"fastcross": step_of(ours), "eager loop": step_of(loop), "copy": lambda: other.copy_(rows)}
     if not quick:
         _add_compiled(steps, lambda: step_of(torch.compile(loop)), report)
-    weights = sum(t.numel() for t in tensors[1:] if t.shape[0] != rows)
-    size = tensors[0].nbytes * operator.passes
-    what = f"{operator.name}, B = {rows}, d = {tensors[0].shape[1]}, L = {layers}"
-    report.timings.append(
-        Timing(what, take_turns(steps, clock_of(device), 0.5 if quick else 2.0), 6.0 * weights * rows, size)
-    )
+    return Timing(what, take_turns(steps, clock_of(device), 0.5 if quick else 2.0))
 
 
 def time_step(device: torch.device, quick: bool, report: Report) -> None:

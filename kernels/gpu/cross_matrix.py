@@ -300,6 +300,8 @@ def weight_sums(g: Tensor, a: Tensor, x0: Tensor | None = None, *, scaled: tuple
     sums = g.new_empty((parts, N, columns), dtype=torch.float32)
     align, chosen = word(*[t for t in (g, a, x0) if t is not None]), schedule(g, 32)
     blocks = {"BLOCK_M": chosen.pop("BLOCK_K"), "BLOCK_N": 64, "BLOCK_K": 64}
+    if scaled[0]:  # rows that are fetched ahead to shared memory; without, float32 spills on sm_89
+        chosen["num_stages"] = max(chosen["num_stages"], 2)
     _weight_sums_kernel[(tiles, parts)](
         g, a, x0, sums,
         M, N, K, columns,

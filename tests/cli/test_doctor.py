@@ -24,7 +24,7 @@ def test_a_healthy_machine(tmp_path, capsys, monkeypatch, cpu_kernels):
     assert {check["dtype"] for check in found["checks"] if check["what"] == "cross_network"} == {
         "float32", "bfloat16", "float16", "float64",
     }  # fmt: skip
-    assert len(found["timings"]) == 4
+    assert len(found["timings"]) == 5
     assert all(0 < check["share"] <= 1 for check in found["checks"] if check["dtype"] == "float32")
     assert (folder / "roofline.png").read_bytes().startswith(b"\x89PNG")
 
@@ -40,7 +40,8 @@ def test_a_wrong_result_is_told_and_not_timed(tmp_path, capsys, monkeypatch, cpu
     wrong = {(check["what"], check["dtype"]) for check in found["checks"] if check["problem"]}
     assert ("cross_network", "float64") in wrong
     assert {what for what, _ in wrong} == {"cross_network", "cross_network, timed"}
-    assert [timing["what"].partition(",")[0] for timing in found["timings"]] == ["cross_logits", "training step of DCN"]
+    timed = [timing["what"].partition(",")[0] for timing in found["timings"]]
+    assert timed == ["cross_logits", "embedding_stack", "training step of DCN"]
 
 
 @pytest.mark.parametrize("stand_in", ["an exception", "no error"])
