@@ -12,6 +12,7 @@ README = Path(__file__).parent.parent / "README.md"
 EXAMPLES = re.findall(r"^## ([^\n]+)\n(?:(?!^## ).)*?```python\n(.*?)```", README.read_text(), re.DOTALL | re.MULTILINE)
 NEEDS = {
     "A DataFrame": ("pandas", "sklearn", "onnxruntime", "onnxscript"),
+    "A ranking": ("sklearn",),
     "A swap": ("torchfm",),
 }
 
@@ -30,8 +31,8 @@ def test_example(section, code, tmp_path, monkeypatch):
     run(section, code, tmp_path, monkeypatch)
 
 
-def test_there_are_four_examples():
-    assert [section for section, _ in EXAMPLES] == ["A layer", "A model", "A DataFrame", "A swap"]
+def test_there_are_five_examples():
+    assert [section for section, _ in EXAMPLES] == ["A layer", "A model", "A DataFrame", "A ranking", "A swap"]
 
 
 def test_what_the_dataframe_prints(tmp_path, monkeypatch, capsys):

@@ -279,9 +279,10 @@ class RowEncoder:
                         f"row {i}: column {weight} must have a weight for each of {len(values)} values of {name}; "
                         f"got {len(given)}"
                     )
-                weights += [self._number(value, i, weight) for value in given]
-                if any(value != value for value in weights):
+                of_row = [self._number(value, i, weight) for value in given]
+                if any(value != value for value in of_row):
                     raise DataError(f"row {i}: column {weight} must hold numbers; got {_shown(row[weight])}")
+                weights += of_row
         ids = _looked_up(known, texts, ())
         if not isinstance(known, Hashing):
             unseen[name] = self._count_unseen(ids, texts)

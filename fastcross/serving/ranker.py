@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcross.batch import Bag, Batch
-from fastcross.files import atomic_with_checksum, damage
+from fastcross.files import atomic_with_checksum, damage, undisturbed
 from fastcross.models.dcn import DCN
 from fastcross.models.fold import describe, dots_and_constants, is_rank_one
 from fastcross.ops.cross_network import folded_logits
@@ -184,11 +184,9 @@ class Ranker:
     def _tabulate(self, items: Items, count: int) -> tuple[Tensor, Tensor]:
         """The items' numbers: (N, K) and (N, H)."""
         self._check_model()
-        parts = [self._projected(self._item, batch) for batch in self._batches(items)] if count else []
-        if not parts:
-            empty = self._projected(self._item, _no_rows(self._item))
-            return empty
-        return torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts])
+        batches = self._batches(items) if count else (_no_rows(self._item),)
+        cross, hidden = zip(*(self._projected(self._item, batch) for batch in batches), strict=True)
+        return torch.cat(cross), torch.cat(hidden)
 
     def _batches(self, items: Items) -> Iterator[Batch]:
         if isinstance(items, Batch):
@@ -297,12 +295,8 @@ class Ranker:
         elif self.encoder is None:
             raise TypeError(f"the context of encoded items must be a Batch; got {type(context).__name__}")
         else:
-            if not isinstance(context, Mapping):
-                rows = as_table(context).to_pylist()
-                if len(rows) != 1:
-                    raise ValueError(f"a context is one row; got {len(rows):,}")
-                (context,) = rows
-            batch, _ = self._context_encoder([context])
+            rows = [context] if isinstance(context, Mapping) else as_table(context).to_pylist()
+            batch, _ = self._context_encoder(rows)
         if len(batch) != 1:
             raise ValueError(f"a context is one row; got {len(batch):,}")
         return batch
@@ -335,22 +329,14 @@ class Ranker:
     @classmethod
     def load(cls, path: str | PathLike[str], model: Any) -> Ranker:
         """What :meth:`save` wrote; a ValueError where the file is damaged or of another model."""
-        from safetensors import safe_open
-
         path = Path(path)
         if not path.is_file():
             raise FileNotFoundError(f"there is no file {path}")
-        if reason := damage(path):
-            raise ValueError(f"{path} is damaged: {reason}")
         made = cls.__new__(cls)
         made.model, encoder = _open(model)
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != FORMAT:
-                raise ValueError(f"{path} holds no ranker: its format is {metadata.get('format')}, not {FORMAT}")
-            if (expected := digest(made.model, encoder)) != metadata["model"]:
-                raise ValueError(f"{path} is of another model: {metadata['model'][:12]}; this one is {expected[:12]}")
-            tensors = {name: file.get_tensor(name) for name in ("cross", "hidden", "keys")}
+        metadata, tensors = undisturbed(path, lambda: _read(path))
+        if (expected := digest(made.model, encoder)) != metadata["model"]:
+            raise ValueError(f"{path} is of another model: {metadata['model'][:12]}; this one is {expected[:12]}")
         facts = json.loads(metadata["facts"])
         made._prepare(facts["features"], encoder, facts["columns"])
         made.key, made._next = facts["key"], facts["next"]
@@ -456,6 +442,20 @@ def _open(model: Any) -> tuple[DCN, Encoder | None]:
     if not isinstance(network, DCN):
         raise ValueError(f"a ranker needs a DCN; got {type(network).__name__}")
     return network, encoder
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
+    """The metadata and the tensors of a ranker's file."""
+    from safetensors import safe_open
+
+    if reason := damage(path):
+        raise ValueError(f"{path} is damaged: {reason}")
+    with safe_open(path, "pt") as file:
+        metadata = file.metadata() or {}
+        if metadata.get("format") != FORMAT:
+            raise ValueError(f"{path} holds no ranker: its format is {metadata.get('format')}, not {FORMAT}")
+        # Copies: what is mapped changes with the file, and is gone with it.
+        return metadata, {name: file.get_tensor(name).clone() for name in ("cross", "hidden", "keys")}
 
 
 def as_table(rows: Any) -> pa.Table:

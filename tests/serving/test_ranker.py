@@ -180,9 +180,12 @@ def test_damaged_and_foreign_files(tmp_path):
         other.cross.weight[0, 0] += 1
     with pytest.raises(ValueError, match=r"items.safetensors is of another model: \w{12}; this one is \w{12}"):
         Ranker.load(path, other)
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
+    loaded, context = Ranker.load(path, model), batch(1, [f for f in range(9) if f not in features])
+    scores, content = loaded.score(context), path.read_bytes()
+    with open(path, "r+b") as file:  # in place, and not as a new file
+        file.write(bytes(len(content)))
+    assert torch.equal(loaded.score(context), scores)
+    path.write_bytes(content[:-5] + bytes([content[-5] ^ 1]) + content[-4:])
     with pytest.raises(ValueError, match=r"items.safetensors is damaged: its checksum is"):
         Ranker.load(path, model)
     with pytest.raises(FileNotFoundError, match="there is no file"):
