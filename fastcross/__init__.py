@@ -8,8 +8,8 @@ from fastcross._version import __version__
 if TYPE_CHECKING:
     from fastcross import reference
     from fastcross.data.columns import DataWarning as DataWarning
-    from fastcross.estimators.estimator import DCNClassifier as DCNClassifier
-    from fastcross.estimators.estimator import DCNRegressor as DCNRegressor
+    from fastcross.estimators.dcn import DCNClassifier as DCNClassifier
+    from fastcross.estimators.dcn import DCNRegressor as DCNRegressor
     from fastcross.interop.export import export
     from fastcross.interop.state_dict import cross_state_dict
     from fastcross.interop.swap import swap
@@ -57,12 +57,12 @@ __all__ = [
 ]
 
 # Imported at first use: importing PyTorch takes two seconds, and `fastcross --help` does not need it. The estimators
-# are # not in __all__, so that `from fastcross import *` works without scikit-learn.
+# are not in __all__, so that `from fastcross import *` works without scikit-learn.
 _HOMES = {
     "DCN": "fastcross.models.dcn",
     "DCNConfig": "fastcross.models.dcn",
-    "DCNClassifier": "fastcross.estimators.estimator",
-    "DCNRegressor": "fastcross.estimators.estimator",
+    "DCNClassifier": "fastcross.estimators.dcn",
+    "DCNRegressor": "fastcross.estimators.dcn",
     **dict.fromkeys(
         ("CrossFCN", "CrossGated", "CrossLayer", "CrossLowRank", "CrossMatrix", "CrossMixture", "CrossNetwork"),
         "fastcross.layers.cross",

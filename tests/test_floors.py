@@ -17,7 +17,7 @@ from fastcross.data.generate import write_click_log
 
 ROOT = Path(__file__).parent.parent
 # TorchRec exists for one release of PyTorch at a time, and the tools are pinned in constraints.txt.
-WITHOUT_FLOOR = {"distributed", "dev"}
+WITHOUT_FLOOR = {"distributed", "dev", "docs"}
 
 
 def requirements(lines):

@@ -1,4 +1,4 @@
-"""DCNClassifier and DCNRegressor: from rows to a run, from a run to predictions, there and back on disk.
+"""What DCNClassifier and DCNRegressor share: from rows to a run, from a run to predictions, there and back on disk.
 
 What is heavy is imported where it is used: ``import fastcross`` looks these names up.
 """
@@ -6,34 +6,23 @@ What is heavy is imported where it is used: ``import fastcross`` looks these nam
 from __future__ import annotations
 
 import difflib
-import inspect
 import math
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.nn.functional import logsigmoid
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from fastcross.estimators.kept_run import KeptRun
-from fastcross.extras import needs
 from fastcross.fields import fitted
-
-try:
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
-    from sklearn.metrics import accuracy_score, r2_score
-    from sklearn.utils import check_random_state
-    from sklearn.utils.validation import check_is_fitted, validate_data
-except ModuleNotFoundError as error:
-    if error.name != "sklearn":
-        raise
-    raise ImportError(needs("an estimator", "sklearn")) from None
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -205,7 +194,7 @@ class Estimator(BaseEstimator):
         from fastcross.data.preparation import prepare
         from fastcross.training.extension import extend
 
-        if _is_path(X):
+        if is_path(X):
             raise ValueError(f"X is the file {X}; warm_start and partial_fit take tables, fastcross extend takes files")
         show = print if self.verbose else None
         kept, encoder = KeptRun(self.device), self.run_.trained.encoder
@@ -239,7 +228,7 @@ class Estimator(BaseEstimator):
         from fastcross.estimators.rows import has_names
 
         options = {"seed": self.split_seed, "split": split, **self._given(PREPARATION_OPTIONS)}
-        if _is_path(X):
+        if is_path(X):
             _check_names(X, y=y, sample_weight=sample_weight, eval_set=eval_set)
             said = self.columns or self.group or y or sample_weight or self.task == "regression"
             facts = {"label": y, "sample_weight": sample_weight, "task": self.task}
@@ -296,7 +285,7 @@ class Estimator(BaseEstimator):
         if not isinstance(eval_set, tuple) or not 2 <= len(eval_set) <= 3:
             raise ValueError(f"eval_set must be (X, y) or (X, y, sample_weight); got {type(eval_set).__name__}")
         X, y, weight = (*eval_set, None)[:3]
-        if _is_path(X):
+        if is_path(X):
             raise ValueError(f"X is a table, and eval_set the file {X}: give both as tables")
         if weight is None and rows.weight is not None:
             weight = rows.weight if rows.weight in getattr(X, "columns", ()) else 1.0
@@ -327,7 +316,7 @@ class Estimator(BaseEstimator):
 
         check_is_fitted(self, "run_")
         trained = self.run_.trained
-        source = X if _is_path(X) else self._table(X)
+        source = X if is_path(X) else self._table(X)
         rows = read_for_prediction(source, trained.encoder, labelled=labelled)
         found = predict_rows(trained.model, rows)
         self._warn(rows.warnings)
@@ -369,7 +358,7 @@ class Estimator(BaseEstimator):
                 "explain takes apart the cross network of a DCN that stands beside the deep one (cross_type vector, "
                 f"structure parallel); got {self.model}"
             )
-        source = X if _is_path(X) else self._table(X)
+        source = X if is_path(X) else self._table(X)
         rows = lambda: read_for_prediction(source, trained.encoder, batch_size=1024)  # noqa: E731
         return explain(model, rows, names=trained.schema.names, output=output)
 
@@ -390,10 +379,10 @@ class Estimator(BaseEstimator):
 
         run = Run(Path(path))
         saved = read_checked_json(run.path / FILE) if (run.path / FILE).exists() else {}
-        parameters = saved.get("parameters") or cls._parameters_of(run.config)
-        estimator = cls(**{**parameters, "device": device})
         kept = KeptRun.of(run.path, device)
         cls._check_task(kept.trained.schema.task, path)
+        parameters = saved.get("parameters") or cls._parameters_of(run.config)
+        estimator = cls(**{**parameters, "device": device})
         estimator.run_, estimator.result_, estimator.report_ = kept, run.result or {}, saved.get("report", "")
         estimator._set_history(kept)
         kept.known = saved.get("importances")
@@ -496,114 +485,7 @@ class Estimator(BaseEstimator):
         return Columns.make({**declared, **{name: fact for name, fact in facts.items() if fact is not None}})
 
 
-@dataclass(eq=False, repr=False)
-class DCNClassifier(ClassifierMixin, Estimator):
-    """A class among two or more; ``classes_`` holds the labels in their order. See :class:`Estimator`.
-
-    Args:
-        class_weight: how much the rows of each class count, in the loss and in the metrics that are measured meanwhile:
-            a dict, or "balanced"; None: all the same.
-    """
-
-    task = "classification"
-
-    class_weight: Any = field(default=None, kw_only=True)
-
-    def partial_fit(self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Train one epoch on rows: the first call makes the model, later ones go on from it.
-
-        Args:
-            classes: all that will come, for the first call; None: those of y.
-        """
-        first = not hasattr(self, "run_")
-        if first and classes is not None:
-            self._set_classes(np.unique(classes))
-        try:
-            return self._partial_fit(X, y, sample_weight)
-        except BaseException:
-            if first and hasattr(self, "classes_"):
-                del self.classes_
-            raise
-
-    def _rows(self, table: pa.Table, y: Any, weight: Any, place: str, classes: Array | None = None) -> Rows:
-        from fastcross.estimators.rows import classified
-
-        known = classes if classes is not None else None if hasattr(self, "run_") else getattr(self, "classes_", None)
-        return classified(table, y, weight, place, type(self).__name__, known, self.class_weight)
-
-    def _prepare(self, X: Any, y: Any, sample_weight: Any, eval_set: Any, path: Path, split: Any) -> Cache:
-        if _is_path(X) and self.class_weight is not None:
-            raise ValueError(f"X is the file {X}; class_weight is for tables, positive_weight for files, too")
-        return super()._prepare(X, y, sample_weight, eval_set, path, split)
-
-    def _set_classes(self, classes: Array | None) -> None:
-        self.classes_ = classes
-
-    def decision_function(self, X: Any) -> Array:
-        """(rows,) logits of the second of two classes, or (rows, classes)."""
-        return self._predict(X).logits.double().numpy()
-
-    def predict_proba(self, X: Any) -> Array:
-        """(rows, classes): the probability of each class, in the order of ``classes_``."""
-        from fastcross.training.metrics import probabilities
-
-        p = probabilities(self._predict(X).logits).numpy()
-        return np.stack([1 - p, p], axis=1) if p.ndim == 1 else p
-
-    def predict_log_proba(self, X: Any) -> Array:
-        """The logarithms of :meth:`predict_proba`, exact where a probability is all but 0."""
-        z = torch.from_numpy(self.decision_function(X))
-        return (torch.stack([logsigmoid(-z), logsigmoid(z)], dim=1) if z.dim() == 1 else z.log_softmax(dim=1)).numpy()
-
-    def predict(self, X: Any) -> Array:
-        """(rows,): the likeliest class."""
-        z = self.decision_function(X)
-        assert self.classes_ is not None
-        return self.classes_[(z > 0).astype(int) if z.ndim == 1 else z.argmax(axis=1)]
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """The accuracy; y may name a column of X."""
-
-        if _is_path(X):
-            return self._predict(X, labelled=True).summarise(regression=False)["accuracy"]
-        X, y = self._with_labels(X, y)
-        return float(accuracy_score(y, self.predict(X), sample_weight=sample_weight))
-
-
-class DCNRegressor(RegressorMixin, Estimator):
-    """A quantity, learned by its squared error. See :class:`Estimator`."""
-
-    task = "regression"
-
-    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Train one epoch on rows: the first call makes the model and the label's scale, later ones go on from it."""
-        return self._partial_fit(X, y, sample_weight)
-
-    def _rows(self, table: pa.Table, y: Any, weight: Any, place: str, classes: Array | None = None) -> Rows:
-        from fastcross.estimators.rows import measured
-
-        return measured(table, y, weight, place, type(self).__name__)
-
-    def predict(self, X: Any) -> Array:
-        """(rows,): the quantity, in the label's own unit."""
-        return self._predict(X).logits.double().numpy()
-
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:
-        """R²; y may name a column of X."""
-
-        if _is_path(X):
-            return self._predict(X, labelled=True).summarise(regression=True)["r2"]
-        X, y = self._with_labels(X, y)
-        return float(r2_score(y, self.predict(X), sample_weight=sample_weight))
-
-
-# Of __init__, not of __new__, which takes anything in order to name it: editors and scikit-learn look here.
-for kind in (Estimator, DCNClassifier, DCNRegressor):
-    options = [*inspect.signature(kind.__init__).parameters.values()][1:]
-    kind.__signature__ = inspect.Signature(options)
-
-
-def _is_path(X: object) -> bool:
+def is_path(X: object) -> bool:
     return isinstance(X, str | PathLike)
 
 

@@ -79,6 +79,7 @@ def _fork(folder, arguments, moment):
     from fastcross.cli.main import main
 
     log = folder / f"fork-{os.getpid()}.log"
+    log.write_text("")  # the child may be killed before it opens it
     child = os.fork()
     if child == 0:
         code = 99
