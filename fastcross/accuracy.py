@@ -155,6 +155,7 @@ OPERATORS = (
     Operator("cross_gated", "x0:Bd w:Ldd gate:Ldd b:Ld"),
     Operator("cross_fcn", "x0:Bd w:Lhd b:Ld norm:Lh norm:Lh"),
 )
+RANK_ONE = tuple(operator.name for operator in OPERATORS if not operator.has_matrices)  # the paper's
 
 
 SMALL = ((7, 33, 3), (1, 16, 1), (9, 130, 2))  # rows, d, layers: odd, one row, wider than a warp

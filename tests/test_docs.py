@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
+import fastcross
+
 ROOT = Path(__file__).parent.parent
+
+
+def test_every_public_name_is_in_the_api_pages():
+    pages = "\n".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
+    names = {*fastcross.__all__, "DCNClassifier", "DCNRegressor"} - {"__version__", "DCNConfig"}
+    assert not [name for name in names if f"::: fastcross.{name}\n" not in pages]
 
 
 def test_site(tmp_path):

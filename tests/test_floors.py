@@ -13,6 +13,7 @@ from packaging.version import Version
 
 import fastcross
 from fastcross import reference
+from fastcross.accuracy import RANK_ONE
 from fastcross.data.generate import write_click_log
 
 ROOT = Path(__file__).parent.parent
@@ -50,11 +51,8 @@ def results(function, leaves):
     return [y.detach(), *torch.autograd.grad(y.square().sum(), leaves)]
 
 
-OPERATORS = ["cross_layer", "cross_network", "cross_logits"]
-
-
 @pytest.mark.parametrize("backend", ["auto", "cpu", "torch", "reference"])
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_operators(operator, backend):
     ours = results(lambda *t: getattr(fastcross, operator)(*t, backend=backend), operands(operator))
     exact = results(getattr(reference, operator), operands(operator, torch.float64))
@@ -62,7 +60,7 @@ def test_operators(operator, backend):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_operators_compile(operator):
     torch._dynamo.reset()  # other tests may have compiled it as often as PyTorch allows
     compiled = torch.compile(getattr(fastcross, operator), fullgraph=True)

@@ -20,7 +20,7 @@ from fastcross.data.cache import Cache
 from fastcross.data.columns import PARTS_OF_DATE_TIME, DataError
 from fastcross.data.encoder import Encoder, Hashing, Ids
 from fastcross.data.formats import get_format
-from fastcross.data.formats.parquet import PLACES, MemoryTable, ParquetTable
+from fastcross.data.formats.parquet import PLACES, MemoryTable
 from fastcross.data.formats.reading import Problems, Source, Table, check_kind, read_in_order, resolve_paths
 
 Array = npt.NDArray[Any]
@@ -142,8 +142,7 @@ class PredictionRows:
 
     def _compare_types(self, table: Table, path: Path) -> None:
         known = self.encoder.columns.types
-        if known and isinstance(table, ParquetTable):
-            schema = table.schema(path)
+        if known and (schema := table.schema(path)) is not None:
             for name, before in known.items():
                 now = kind_of_type(schema.field(name).type)
                 if now not in (before, None):

@@ -1,6 +1,7 @@
 """The estimators keep scikit-learn's conventions, by its own checks, and work in its tools."""
 
 import warnings
+from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from fastcross import DCNClassifier, DCNRegressor
+from fastcross.models import MODELS
+from fastcross.training.config import TrainingConfig
+from fastcross.training.experiment import model_options
 from tests.estimators.helpers import SMALL, clicks
 
 # Few rows need few, large steps; without a validation part every row trains, as the checks expect.
@@ -75,5 +79,9 @@ def test_parameters_are_options_of_the_command_line():
 
     options = vars(build_parser().parse_args(["train"]))
     own = {"random_state", "verbose", "categorical_features", "class_weight", "learning_rate", "warm_start"}
-    assert set(DCNClassifier().get_params()) - own <= set(options)
+    parameters = set(DCNClassifier().get_params())
+    assert parameters - own <= set(options)
+    of_training = {entry.name for entry in fields(TrainingConfig)} - {"seed", "checkpoint_seconds"}
+    of_models = {name for model in MODELS for name in model_options(model)}
+    assert (of_training | of_models) & set(options) <= parameters
     assert not hasattr(DCNClassifier, "checkpoint_seconds")

@@ -9,11 +9,11 @@ from multiplicative_cases import CASES
 
 import fastcross
 from fastcross import reference
+from fastcross.accuracy import RANK_ONE
 from fastcross.kernels import layers_of_products
 
 layers_of_products.CHUNK = 1  # the least: 256 rows for each thread
-VECTOR = ("cross_layer", "cross_network", "cross_logits")
-OPERATORS = (*VECTOR, *CASES)
+OPERATORS = (*RANK_ONE, *CASES)
 
 
 def case(number, folder):
@@ -21,7 +21,7 @@ def case(number, folder):
     if rng.random() < 0.05:
         return invalid(rng) if rng.random() < 0.5 else invalid_products(rng)
     name, dtype = rng.choice(OPERATORS), draw.dtype(rng)
-    operands = draw_operands(rng, name, dtype) if name in VECTOR else draw_products(rng, CASES[name], dtype)
+    operands = draw_operands(rng, name, dtype) if name in RANK_ONE else draw_products(rng, CASES[name], dtype)
     backends = ("auto", "cpu", "torch") if dtype in (torch.float32, torch.float64) else ("auto", "torch")
     same = len({operand.base.dtype for operand in operands if operand is not None}) == 1
     backend = rng.choice((*backends, *backends, *(("reference",) if same else ())))

@@ -9,11 +9,10 @@ import torch
 from triton_place import INTERPRETING, MARKS
 
 import fastcross
-from fastcross.accuracy import assert_as_good_as_eager, evaluate
+from fastcross.accuracy import RANK_ONE, assert_as_good_as_eager, evaluate
 from fastcross.ops import backends
 
 pytestmark = MARKS
-OPERATORS = ("cross_layer", "cross_network", "cross_logits")
 HALF, BF16, SINGLE, DOUBLE = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
 
@@ -89,20 +88,20 @@ CASES = {  # rows, d, layers, dtype, further arguments
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_output_and_gradients(operator, case, device):
     rows, d, layers, dtype, further = CASES[case]
     check(operator, operands(operator, rows, d, layers, dtype, device, **further))
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_same_bits_again(operator, device):
     tensors = operands(operator, 70, 20, 3, SINGLE, device)
     first, second = results(operator, tensors), results(operator, tensors)
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 @pytest.mark.parametrize("d", [20, 4200])
 def test_only_needed_gradients(operator, d, device):
     tensors = operands(operator, 5, d, 2, SINGLE, device)
@@ -120,7 +119,7 @@ def test_only_needed_gradients(operator, d, device):
                     assert grad.numel() == 0
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 @pytest.mark.parametrize("d", [30, 33, 4200])
 def test_writes_nothing_between_rows(operator, d, device, monkeypatch):
     """Rows are written into the middle of a larger tensor; what lies around them and between them stays as it was."""
@@ -163,7 +162,7 @@ def test_parameters_of_any_layout(device):
 
 
 @pytest.mark.skipif(INTERPRETING, reason="a graph is captured on a GPU")
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_cuda_graph(operator, device):
     tensors = operands(operator, 64, 1026, 6, SINGLE, device)
     expected = results(operator, tensors)

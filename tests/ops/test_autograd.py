@@ -5,6 +5,7 @@ import torch
 
 import fastcross
 from fastcross import CrossNetwork, reference
+from fastcross.accuracy import RANK_ONE
 
 BACKENDS = ["torch", "cpu"]
 
@@ -19,11 +20,8 @@ def make(operator, rows=4, d=5, layers=3, outputs=2, dtype=torch.float64, requir
     return [(torch.randn(shape, dtype=dtype) * 0.4).requires_grad_(requires_grad) for shape in shapes]
 
 
-OPERATORS = ["cross_layer", "cross_network", "cross_logits"]
-
-
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_gradcheck_and_gradgradcheck(operator, backend):
     def function(*tensors):
         return getattr(fastcross, operator)(*tensors, backend=backend)
@@ -41,7 +39,7 @@ def test_second_derivative_without_bias():
     )
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_func_grad_and_per_example_gradients(operator):
     tensors = make(operator, requires_grad=False)
     rows = 2 if operator == "cross_layer" else 1
@@ -59,7 +57,7 @@ def test_func_grad_and_per_example_gradients(operator):
     )
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 @pytest.mark.parametrize("over", ["rows", "parameters", "everything"])
 def test_vmap(operator, over):
     tensors = make(operator, requires_grad=False)
@@ -78,7 +76,7 @@ def test_vmap_then_backward():
     torch.testing.assert_close(grads, torch.autograd.grad(reference.cross_network(x0, w, b).sum(), (x0, w, b)))
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_opcheck(operator):
     tensors = make(operator, rows=6, d=8, requires_grad=False)
     ops = torch.ops.fastcross
@@ -96,7 +94,7 @@ def test_opcheck(operator):
         torch.library.opcheck(backward, (torch.randn_like(y), *tensors, p, needs))
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_compile_is_one_graph_for_any_batch(operator):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()

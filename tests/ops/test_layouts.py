@@ -5,8 +5,8 @@ import torch
 
 import fastcross
 from fastcross import reference
+from fastcross.accuracy import RANK_ONE
 
-OPERATORS = ("cross_layer", "cross_network", "cross_logits")
 PAIRS = [(torch.float32, torch.float64), (torch.float64, torch.float32), (torch.float32, torch.float16)]
 ROWS = {
     "overlapping": lambda dtype: torch.randn(13, dtype=dtype).unfold(0, 8, 1),
@@ -48,7 +48,7 @@ def overlaps_itself(t):
 
 
 @pytest.mark.parametrize("backend", ["cpu", "auto"])
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: " and ".join(str(dtype)[6:] for dtype in pair))
 @pytest.mark.parametrize("layout", ROWS)
 def test_rows_in_any_layout_beside_parameters_of_another_dtype(layout, pair, operator, backend):
@@ -82,7 +82,7 @@ def test_the_bias_keeps_its_own_dtype(backend):
     assert b.grad.tolist() == [70_000.0] * 3
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_a_float64_bias_alone_is_summed_in_float64(operator):
     torch.manual_seed(0)
     x0, *parameters = operands(operator, torch.randn(3000, 5), torch.float32)
@@ -98,7 +98,7 @@ def test_a_float64_bias_alone_is_summed_in_float64(operator):
     torch.testing.assert_close(grads[place + 1], exact[place + 1], rtol=1e-12, atol=1e-9)
 
 
-@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("operator", RANK_ONE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_results_share_no_memory(operator, dtype):
     torch.manual_seed(0)

@@ -10,15 +10,15 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, line
 
 import fastcross
 from fastcross import CrossNetwork, reference
+from fastcross.accuracy import RANK_ONE
 
-OPERATORS = ("cross_layer", "cross_network", "cross_logits")
 BACKENDS = ("cpu", "auto")
 SHAPES = {  # rows first
     "cross_layer": [(4, 5), (4, 5), (5,), (5,)],
     "cross_network": [(4, 5), (3, 5), (3, 5)],
     "cross_logits": [(4, 5), (3, 5), (3, 5), (2, 5)],
 }
-pytestmark = pytest.mark.parametrize("operator", OPERATORS)
+pytestmark = pytest.mark.parametrize("operator", RANK_ONE)
 
 
 def make(operator, batch=()):

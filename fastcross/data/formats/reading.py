@@ -21,13 +21,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from os import PathLike, fspath
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from fastcross.data.blocks import Block, map_in_order
 from fastcross.data.columns import Columns, DataError
 from fastcross.data.inference import Finding
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 EXAMPLES = 10  # of bad rows, shown in a report
 COMPRESSED = {
@@ -124,7 +127,12 @@ class Table(Protocol):
     def chunks(self, path: Path, problems: Problems) -> Iterator[tuple[Any, int]]:
         """The raw chunks of a file, and how many bytes of it are read so far."""
 
-    def block(self, path: Path, chunk: Any, problems: Problems) -> Block: ...
+    def block(self, path: Path, chunk: Any, problems: Problems) -> Block:
+        """A chunk as numbers and codes. Where ``to_block`` raises BadRow, ``find_bad`` finds the rows, ``problems``
+        hears of each, and the block is made of the others, with ``skipped``."""
+
+    def schema(self, path: Path) -> pa.Schema | None:
+        """The types that a file declares; None where all is text."""
 
     def with_columns(self, columns: Columns, labelled: bool) -> Table:
         """The same table, where other columns are read."""

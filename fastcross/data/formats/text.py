@@ -99,6 +99,9 @@ class TextTable:
         good = [i for i in good if i not in bad]
         return replace(parse(0, len(good)), skipped=sorted(bad))
 
+    def schema(self, path: Path) -> None:
+        return None
+
     def with_columns(self, columns: Columns, labelled: bool) -> TextTable:
         return replace(self, columns=columns, labelled=labelled)
 

@@ -1,3 +1,0 @@
-"""The rule is in fastcross/accuracy.py."""
-
-from fastcross.accuracy import *  # noqa: F403
