@@ -135,14 +135,14 @@ def results(f, operands, convert, dy, differentiable, compute=None):
 def magnitudes(name, operands, dy, differentiable, exact):
     """What the roundings of each result are relative to: the same expression with all signs positive.
 
-    A softmax of other signs is another softmax, and a tanh of larger numbers has no derivative left. There it is the
-    largest number of all.
+    A softmax of other signs is another softmax, and a tanh or a gate of larger numbers has no derivative left. There it
+    is the largest number of all.
     """
     options = CASES[name].options if name in CASES else {}
     positive = {"diag_scale": abs(options["diag_scale"])} if "diag_scale" in options else {}
     f = function(reference, name, **positive)
     found = results(f, operands, lambda base: base.double().abs(), dy.double().abs(), differentiable)
-    if name.startswith("mixture") or options.get("activation") == "tanh":
+    if name.startswith(("mixture", "gated")) or options.get("activation") == "tanh":
         most = max((t.abs().max() for t in (*found, *exact) if t is not None and t.numel()), default=torch.zeros(()))
         found = [t if t is None else most for t in found]
     return found
