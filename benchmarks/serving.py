@@ -24,7 +24,8 @@ import torch
 from benchmarks.harness import machine, results
 from benchmarks.harness.measure import Refused
 from fastcross.data.columns import Columns, numbered
-from fastcross.data.encoder import Encoder, Standardisation, Vocabulary
+from fastcross.data.encoder import Encoder, Vocabulary
+from fastcross.data.numbers import Number, Numbers
 from fastcross.interop.serving import export_run
 from fastcross.models.dcn import DCN
 
@@ -150,9 +151,9 @@ def make_encoder(case: Case) -> Encoder:
         classes=("0", "1"),
         transform="log",
     )
-    scaling = Standardisation(np.zeros(case.dense), np.ones(case.dense))
+    numbers = Numbers((Number(log=True),) * case.dense)
     categorical, bags = (tuple(map(_vocabulary, sizes)) for sizes in (case.vocabularies, case.bags))
-    return Encoder("csv", columns, scaling, categorical, bags)
+    return Encoder("csv", columns, numbers, categorical, bags)
 
 
 def _vocabulary(size: int) -> Vocabulary:
@@ -165,7 +166,7 @@ def make_rows(case: Case, encoder: Encoder, rows: int, seed: int) -> dict[str, I
     rng = np.random.default_rng(seed)
     x = np.where(rng.random((rows, case.dense)) < 0.05, np.nan, np.floor(rng.lognormal(3, 2, (rows, case.dense))))
     raw: Inputs = {f"I{i + 1}": x[:, i].copy() for i in range(case.dense)}
-    ids: Inputs = {"dense": encoder.standardise(np.log1p(x))}
+    ids: Inputs = {"dense": encoder.numbers(x)}
     columns = []
     for i, known in enumerate(encoder.categorical):
         codes = np.where(rng.random(rows) < 0.05, 0, _skewed(rng, known.cardinality - 1, rows))

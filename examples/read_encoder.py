@@ -24,9 +24,13 @@ def hashed(text: str, buckets: int) -> int:
     return (h ^ h >> 32) % buckets + 1
 
 
+def level(x: float) -> str | None:
+    return None if x != x else str(int(x)) if x.is_integer() else repr(x)
+
+
 def encode(about: dict, texts: dict, rows: pa.Table) -> dict[str, np.ndarray]:
     """Of numbers, texts, texts with separators, and date-times, by the columns' names; null is a missing value."""
-    columns, buckets, scaling = about["columns"], about["hash_buckets"], about["standardisation"]
+    columns, buckets, numbers = about["columns"], about["hash_buckets"], about["numbers"]
 
     def ids(name: str, values: pa.Array) -> np.ndarray:
         if buckets:
@@ -34,13 +38,17 @@ def encode(about: dict, texts: dict, rows: pa.Table) -> dict[str, np.ndarray]:
         return pc.fill_null(pc.index_in(values, value_set=texts[name]), -1).to_numpy().astype(np.int64) + 1
 
     x = np.array([rows[name].to_numpy() for name in columns["dense"]], float).reshape(-1, len(rows)).T
-    x = np.where(np.array(columns["transform"]) == "log", np.copysign(np.log1p(np.abs(x)), x), x)
-    x = ((x - scaling["mean"]) * scaling["scale"]).astype(np.float32)
+    log, unit, mean, scale, low, high, flag = np.array([[*number.values()] for number in numbers]).reshape(-1, 7).T
+    clipped, gaps = np.clip(x, low, high), np.isnan(x)
+    scaled = (np.where(log, np.copysign(np.log1p(np.abs(clipped) / unit), x), clipped) - mean) * scale
+    dense = np.concatenate([np.where(gaps, 0, scaled), gaps[:, flag > 0]], axis=1).astype(np.float32)
     parts = [rows[name] for name in columns["categorical"]]
     for time in (rows[name] for name in columns["datetimes"] or ()):
         parts += [pc.cast(pc.hour(time), pa.string()), pc.strftime(time, "%A", locale="C")]
+    levels = (x[:, columns["dense"].index(name)].tolist() for name in columns.get("levels", ()))
+    parts += [pa.array([level(value) for value in values], pa.string()) for values in levels]
     found = np.array([ids(f"categorical{i}", part) for i, part in enumerate(parts)], np.int64)
-    arrays = {"dense": np.nan_to_num(x, nan=0.0), "categorical": found.reshape(-1, len(rows)).T}
+    arrays = {"dense": dense, "categorical": found.reshape(-1, len(rows)).T}
     for i, name in enumerate(columns["bags"] or ()):
         separator = columns["separators"].get(name, columns["separator"])
         bag, *weights = (pc.split_pattern(rows[n], separator) for n in (name, columns["weights"].get(name)) if n)

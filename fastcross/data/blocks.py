@@ -54,7 +54,7 @@ class Block:
     """Rows as they were read, before vocabularies and statistics are known."""
 
     rows: int
-    dense: Array  # (rows, num_dense) float64, missing = NaN, "log" applied
+    dense: Array  # (rows, num_dense) float64, missing = NaN
     label: Array | None  # (rows,) int32, the id of a class; float64, a quantity
     categorical: list[Coded]
     bags: list[Coded]
@@ -70,14 +70,15 @@ def to_block(
 ) -> Block:
     """Raises BadRow, or an Arrow error, where a row of the table does not fit the columns."""
     dense = np.empty((table.num_rows, len(columns.dense or ())))
-    for i, (name, transform) in enumerate(zip(columns.dense or (), columns.transforms, strict=True)):
+    for i, name in enumerate(columns.dense or ()):
         x = _numbers(table[name], name, columns.decimals.get(name))
         if not columns.integers and (np.abs(x) > np.finfo(np.float32).max).any():
             raise BadRow(f"column {name} must be finite; got {x[np.abs(x) > np.finfo(np.float32).max][0]}")
-        dense[:, i] = np.copysign(np.log1p(np.abs(x)), x) if transform == "log" else x
+        dense[:, i] = x
     categorical = [_coded(as_text(table[name]), trim) for name in columns.categorical or ()]
     for name in columns.datetimes or ():
         categorical += [_coded(part, trim=False) for part in hour_and_weekday(table[name], name)]
+    categorical += [_levels(dense[:, (columns.dense or ()).index(name)]) for name in columns.levels]
     return Block(
         rows=table.num_rows,
         dense=dense,
@@ -166,6 +167,19 @@ def _coded(column: pa.ChunkedArray, trim: bool) -> Coded:
     values = pc.cast(encoded.dictionary, pa.string())  # checks that bytes are UTF-8, once for each distinct value
     values = pc.utf8_trim_whitespace(values) if trim else values
     return Coded(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False), values)
+
+
+def _levels(x: Array) -> Coded:
+    encoded = pa.array(x, from_pandas=True).dictionary_encode(null_encoding="encode")
+    texts = pa.array(map(level_of, encoded.dictionary.to_pylist()), pa.string())
+    return Coded(encoded.indices.to_numpy(zero_copy_only=False).astype(np.int32, copy=False), texts)
+
+
+def level_of(number: float | None) -> str | None:
+    """A number as a category: 7 for 7.0, however it was written."""
+    if number is None or number != number:
+        return None
+    return str(int(number)) if number.is_integer() else repr(number)
 
 
 def _bag(table: pa.Table, name: str, columns: Columns, trim: bool) -> Coded:
@@ -407,8 +421,8 @@ class Spool:
         folder.mkdir()
         self.folder, self.columns = folder, columns
         self.rows: list[int] = []  # per block
-        # What is standardised later keeps its precision until the mean is subtracted.
-        self.dense_dtype = np.float64 if "standard" in columns.transforms else np.float32
+        # What is transformed later keeps its precision until then.
+        self.dense_dtype = np.float32 if set(columns.transforms) == {"none"} else np.float64
         self.categorical = [CodedFiles(folder / f"categorical{i}") for i in range(len(columns.categories))]
         self.bags = [CodedFiles(folder / f"bag{i}") for i in range(len(columns.bags or ()))]
         self.label_dtype = np.float64 if columns.is_regression else np.int32

@@ -45,7 +45,7 @@ from fastcross.files import read_checked_json
 if TYPE_CHECKING:
     from fastcross.data.encoder import Encoder
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 PARTS = ("train", "validation", "test")
 OWN_FILES = ("manifest.json", "encoder", *PARTS)
 BLOCK = 1 << 10
@@ -230,17 +230,22 @@ def _version(file: Path) -> Any:
 
 
 def _report_lines(manifest: dict[str, Any]) -> Iterator[str]:
-    findings, schema = manifest["findings"], manifest["schema"]
+    findings, schema, numbers = manifest["findings"], manifest["schema"], manifest["numbers"]
     if not findings:
         yield f"columns: those of the format {manifest['configuration']['format']}"
+        if numbers and len(numbers) <= SHOWN:
+            yield from (f"  {name}: {number}" for name, number in numbers.items())
     elif len(findings) <= SHOWN:
         sizes = dict(zip(schema["categorical_names"], schema["cardinalities"], strict=True))
         sizes |= dict(zip(schema["bag_names"], schema["bag_cardinalities"], strict=True))
         width = max(len(found["column"]) for found in findings)
         yield f"columns, by {manifest['looked_at']}:"
         for found in findings:
-            ids = f" ({sizes[found['column']]:,} ids)" if found["column"] in sizes else ""
-            yield f"  {found['column']:{width}}  {found['kind']:12} {found['why']}{ids}"
+            name = found["column"]
+            size = sizes.get(name, sizes.get(f"{name}.level"))
+            ids = "" if size is None else f" ({size:,} ids)"
+            number = f"; {numbers[name]}" if name in numbers else ""
+            yield f"  {name:{width}}  {found['kind']:12} {found['why']}{ids}{number}"
     else:
         for kind in dict.fromkeys(found["kind"] for found in findings):
             names = [found["column"] for found in findings if found["kind"] == kind]

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-TRANSFORMS = ("log", "standard", "none")
+TRANSFORMS = ("auto", "log", "standard", "none")
 TASKS = ("auto", "classification", "regression")
 PARTS_OF_DATE_TIME = ("hour", "weekday")
-_LISTS = ("dense", "categorical", "bags", "datetimes", "drop", "classes")
+_LISTS = ("dense", "levels", "categorical", "bags", "datetimes", "drop", "classes")
 _TEXTS = ("label", "separator", "time", "time_as", "task", "sample_weight", "group")
 _OPTIONAL = ("label", "time", "sample_weight", "group")
 _MAPPINGS = ("weights", "aliases", "separators", "decimals", "types")
@@ -31,10 +31,13 @@ class Columns:
     is inferred if `infer_rest`, and not read if not.
 
     Dense columns are transformed by `transform`, one name for all or one per column:
-    - "log": sign(x) · log(1 + |x|), the log transform of section 4.2, extended oddly to negative numbers;
+    - "log": sign(x) · log(1 + |x|), the log transform of section 4.2, extended oddly to negative numbers; standardised;
     - "standard": (x - mean) / standard deviation over the training part (a constant column becomes 0);
+    - "auto": a logarithm where the column has heavy tails, standardised, both ends cut off at 8 standard deviations;
     - "none": as it is.
-    A missing number becomes 0 after the transform. A missing category is a value like any other, with its own id.
+    All but "none" cut off what lies beyond the training part's least and largest value. A missing number becomes the
+    mean (0 with "none"); if the training part has gaps, a further feature, NAME.missing, says so. The `levels` are
+    dense columns whose values are categories, too: NAME.level. A missing category is a value like any other.
 
     A date-time becomes two categories, its hour and its weekday (in UTC): as a number every later row lies outside what
     was trained on, as a category every value is new, but hours and weekdays come again.
@@ -47,7 +50,8 @@ class Columns:
     weights: dict[str, str] = field(default_factory=dict)  # bag -> the column with its weights
     classes: tuple[str, ...] | None = None  # the label's values in the order of their ids; None: found in the data
     aliases: dict[str, str] = field(default_factory=dict)  # other spellings of a class
-    transform: str | tuple[str, ...] = "standard"
+    transform: str | tuple[str, ...] = "auto"
+    levels: tuple[str, ...] = ()
     separator: str = "|"
     integers: bool = False  # dense columns hold integers only: "1.5" is an error
     datetimes: tuple[str, ...] | None = None
@@ -107,12 +111,17 @@ class Columns:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """The names of the categorical features: the categorical columns, then the parts of the date-times."""
+        """The names of the categorical features: the categorical columns, the parts of the date-times, the levels."""
         parts = (f"{name}.{part}" for name in self.datetimes or () for part in PARTS_OF_DATE_TIME)
-        return (*(self.categorical or ()), *parts)
+        return (*(self.categorical or ()), *parts, *(f"{name}.level" for name in self.levels))
+
+    def source_of(self, feature: str) -> str:
+        """The column that a feature is made from: that of NAME.hour or NAME.missing is NAME."""
+        return feature if feature in self.inputs else feature.rpartition(".")[0]
 
     @property
     def features(self) -> tuple[str, ...]:
+        """All but the flags of missing numbers, which only the data tell."""
         return (*(self.dense or ()), *self.categories, *(self.bags or ()))
 
     @property
@@ -147,7 +156,14 @@ class Columns:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON; what came after caches and runs were first written is left out where it says nothing."""
-        unsaid: dict[str, Any] = {"task": "auto", "sample_weight": None, "group": None, "decimals": {}, "types": {}}
+        unsaid: dict[str, Any] = {
+            "task": "auto",
+            "sample_weight": None,
+            "group": None,
+            "decimals": {},
+            "types": {},
+            "levels": (),
+        }
         return {name: value for name, value in asdict(self).items() if unsaid.get(name, ...) != value}
 
     @classmethod

@@ -1,6 +1,6 @@
 """The encoder: everything that turns raw rows into a Batch, fitted on the training part and kept with every model.
 
-    encoder.json                 format, columns, schema, classes of the label, standardisation, checksums of all files
+    encoder.json                 format, columns, schema, classes of the label, numbers (see numbers.py), checksums
     categorical<i>.arrow         the texts behind the ids of a categorical column; none where values are hashed
     bag<i>.arrow                 the same for a multi-valued column
 
@@ -32,11 +32,12 @@ import torch
 
 from fastcross.batch import Bag, Batch, Schema
 from fastcross.data.blocks import WORKERS, Block, Coded, CodedFiles, Spool, hash_strings
-from fastcross.data.columns import PARTS_OF_DATE_TIME, Columns, DataError
+from fastcross.data.columns import Columns, DataError
+from fastcross.data.numbers import Numbers
 from fastcross.files import atomic, read_checked_json, sha256, write_checked_json
 
 Array = npt.NDArray[Any]
-ENCODER_VERSION = 1
+ENCODER_VERSION = 2
 MERGE_AT = 1 << 22  # (value, count) pairs collected before they are merged: bounds the memory of counting
 
 
@@ -116,22 +117,6 @@ Ids = Vocabulary | Hashing
 
 
 @dataclass(frozen=True)
-class Standardisation:
-    """x -> (x - mean) · scale, per dense column; mean 0 and scale 1 for columns that are not standardised."""
-
-    mean: Array
-    scale: Array
-
-    def __call__(self, dense: Array) -> Array:
-        scaled = (dense - self.mean) * self.scale if self.needed else dense
-        return np.nan_to_num(scaled.astype(np.float32), nan=0.0)
-
-    @property
-    def needed(self) -> bool:
-        return bool(self.mean.any() or (self.scale != 1).any())
-
-
-@dataclass(frozen=True)
 class Encoder:
     """Format and columns of the input, and what the training part said about them.
 
@@ -141,7 +126,7 @@ class Encoder:
 
     format: str
     columns: Columns
-    standardise: Standardisation
+    numbers: Numbers
     categorical: tuple[Ids, ...]  # one per column
     bags: tuple[Ids, ...]
     label_scale: tuple[float, float] | None = None  # mean and deviation of a label that is a quantity
@@ -149,7 +134,7 @@ class Encoder:
     @property
     def schema(self) -> Schema:
         return Schema(
-            dense_names=self.columns.dense or (),
+            dense_names=self.numbers.names(self.columns.dense or ()),
             categorical_names=self.columns.categories,
             cardinalities=tuple(ids.cardinality for ids in self.categorical),
             bag_names=self.columns.bags or (),
@@ -189,7 +174,7 @@ class Encoder:
             bags.append(Bag(ids(name, known, coded), torch.from_numpy(offsets), weights))
         kind = {"binary": torch.float32, "multiclass": torch.int64, "regression": torch.float64}[self.schema.task]
         return Batch(
-            torch.from_numpy(self.standardise(block.dense)),
+            torch.from_numpy(self.numbers(block.dense)),
             torch.stack(categorical, dim=1) if categorical else torch.empty((block.rows, 0), dtype=torch.int64),
             tuple(bags),
             None if block.label is None else torch.from_numpy(block.label).to(kind),
@@ -205,8 +190,7 @@ class Encoder:
             return tuple(name for name in given or () if name in names)
 
         dense = [name in names for name in columns.dense or ()]
-        features = {*kept(columns.categorical)}
-        features |= {f"{name}.{part}" for name in kept(columns.datetimes) for part in PARTS_OF_DATE_TIME}
+        features = {name for name in columns.categories if columns.source_of(name) in names}
         return Encoder(
             self.format,
             Columns(
@@ -218,11 +202,12 @@ class Encoder:
                 transform=tuple(t for t, there in zip(columns.transforms, dense, strict=True) if there),
                 separator=columns.separator,
                 separators=columns.separators,
+                levels=tuple(name for name in columns.levels if name in names),
                 integers=columns.integers,
                 classes=columns.classes,
                 task=columns.task,
             ),
-            Standardisation(self.standardise.mean[dense], self.standardise.scale[dense]),
+            self.numbers.only(columns.dense or (), names),
             tuple(ids for ids, name in zip(self.categorical, columns.categories, strict=True) if name in features),
             tuple(ids for ids, name in zip(self.bags, columns.bags or (), strict=True) if name in names),
         )
@@ -252,11 +237,10 @@ class Encoder:
             return Vocabulary.load(folder / f"{name}.arrow", saved["files"], saved.get("rare", {}).get(name, 0.0))
 
         columns = Columns.make(saved["columns"])
-        mean, scale = (np.array(saved["standardisation"][key], np.float64) for key in ("mean", "scale"))
         return cls(
             saved["format"],
             columns,
-            Standardisation(mean, scale),
+            Numbers.from_list(saved["numbers"]),
             tuple(ids(f"categorical{i}") for i in range(len(columns.categories))),
             tuple(ids(f"bag{i}") for i in range(len(columns.bags or ()))),
             tuple(saved["label_scale"]) if "label_scale" in saved else None,
@@ -282,7 +266,7 @@ class Encoder:
             "format": self.format,
             "columns": self.columns.to_dict(),
             "schema": self.schema.to_dict(),
-            "standardisation": {"mean": self.standardise.mean.tolist(), "scale": self.standardise.scale.tolist()},
+            "numbers": self.numbers.to_list(),
             "hash_buckets": max(buckets, default=None),
             **({} if self.label_scale is None else {"label_scale": list(self.label_scale)}),
         }
@@ -299,23 +283,6 @@ def _read_description(path: Path) -> dict[str, Any]:
         found = saved.get("encoder_version")
         raise DataError(f"{path}: encoder version {found}, but this version of fastcross reads {ENCODER_VERSION}")
     return saved
-
-
-def fit_standardisation(spool: Spool, part: Array) -> Standardisation:
-    """Over the training part, merging the moments of the blocks (Chan et al.)."""
-    standard = np.array([t == "standard" for t in spool.columns.transforms], bool)
-    count, mean, squares = np.zeros(len(standard)), np.zeros(len(standard)), np.zeros(len(standard))
-    for i, rows in spool.blocks() if standard.any() else ():
-        x = spool.dense(i)[part[rows] == 0]
-        n = (~np.isnan(x)).sum(axis=0)
-        m = np.nansum(x, axis=0) / np.maximum(n, 1)
-        delta, total = m - mean, np.maximum(count + n, 1)
-        squares += np.nansum((x - m) ** 2, axis=0) + delta**2 * count * n / total
-        mean += delta * n / total
-        count += n
-    deviation = np.sqrt(squares / np.maximum(count, 1))
-    scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=deviation > 0)
-    return Standardisation(np.where(standard, mean, 0.0), np.where(standard, scale, 1.0))
 
 
 def fit_ids(

@@ -33,8 +33,9 @@ KINDS_OF_FEATURES = ("dense", "categorical", "bags", "datetimes")
 NAMES_OF_KINDS = {"bags": "multi-valued", "datetimes": "date-time", "drop": "dropped"}
 PAIRS = (("0", "1"), ("-1", "1"), ("false", "true"), ("no", "yes"), ("f", "t"), ("n", "y"), ("negative", "positive"))
 MOST_CLASSES = 1000
-FEW_VALUES = 20  # integers with no more distinct values than this, each seen ten times, are categories
+FEW_VALUES = 20  # integers with no more distinct values than this, each seen ten times, are categories, too
 STRAYS = 0.01  # values of another kind, up to this share, are taken for mistakes
+TOO = "; categories, too"
 JAGGED = 0.47  # the median above which there is no doubt
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 INTEGER = r"^\s*[+-]?\d+(\.0*)?\s*$"  # "7.0" too: what pandas writes where a column of integers has gaps
@@ -93,7 +94,7 @@ def complete(columns: Columns, sample: Sample) -> tuple[Columns, tuple[Finding, 
         how = "dropped" if label in columns.drop else "the time"
         raise DataError(f"{sample.place}: the column {label} is the label, and cannot be {how}; name another label")
     others = [name for name in (columns.time, columns.sample_weight, columns.group) if name]
-    absent = {label, *columns.inputs, *columns.weights.values(), *columns.drop, *others} - set(names)
+    absent = {label, *columns.inputs, *columns.levels, *columns.weights.values(), *columns.drop, *others} - set(names)
     if absent:
         raise DataError(f"{sample.place}: no column {', '.join(sorted(absent))}; the columns are {', '.join(names)}")
     declared = {name: kind for kind in KINDS_OF_FEATURES for name in getattr(columns, kind) or ()}
@@ -119,6 +120,8 @@ def complete(columns: Columns, sample: Sample) -> tuple[Columns, tuple[Finding, 
     if sample.typed:
         of_types = {n: kind_of_type(sample.table[n].type) for n in (*completed.categorical, *completed.bags)}  # type: ignore[misc]
         completed = replace(completed, types={name: kind for name, kind in of_types.items() if kind})
+    if wrong := [name for name in completed.levels if name not in (completed.dense or ())]:
+        raise DataError(f"{sample.place}: levels must name dense columns; got {', '.join(wrong)}")
     if columns.time:
         completed = replace(completed, time_as=_time_as(sample, columns.time))
     findings = [_finding(sample, name, kind) for name, kind in kinds.items()]
@@ -153,6 +156,7 @@ def _with_kinds(columns: Columns, kinds: dict[str, Kind], label: str) -> Columns
         columns,
         label=label,
         dense=named("dense"),
+        levels=(*columns.levels, *(n for n, kind in kinds.items() if kind.level and n not in columns.levels)),
         categorical=named("categorical"),
         bags=named("bags"),
         datetimes=named("datetimes"),
@@ -204,6 +208,7 @@ class Kind:
     separator: str = "|"
     decimals: str = ""  # the decimal mark, where numbers are not written as programs write them
     warning: str = ""
+    level: bool = False  # a number whose values are categories, too
 
 
 @dataclass(frozen=True)
@@ -269,7 +274,9 @@ def judge(name: str, column: pa.ChunkedArray, *, typed: bool = False) -> Kind:
         found = judge_integers(name, values) if whole else Kind("dense", "numbers with decimals")
         if numbers == 1:
             return found
-        return Kind(found.name, found.why, values.commonest(~fits), int(values.counts[~fits].sum()))
+        # A stray value is no number, but it may be a category: few values are both only where all are numbers.
+        name = "categorical" if found.level else found.name
+        return Kind(name, found.why.removesuffix(TOO), values.commonest(~fits), int(values.counts[~fits].sum()))
     if numbers < 1 and (mark := decimal_mark(values.texts)):
         how = "a comma before the decimals" if mark == "," else "a unit or commas between thousands"
         return Kind("dense", f"numbers written with {how}", decimals=mark)
@@ -302,7 +309,10 @@ def judge_integers(name: str, values: Values) -> Kind:
     numbers = pc.cast(pc.utf8_ltrim(digits.filter(pa.array(fits)), "+"), pa.int64()).to_numpy()
     counts = values.counts[fits]
     if distinct <= FEW_VALUES and rows >= 10 * distinct:
-        return Kind("categorical", f"integers with few values: {distinct}")
+        why = f"integers with few values: {distinct}"
+        if distinct < 3 or is_id_name(name):
+            return Kind("categorical", why)
+        return Kind("dense", f"{why}{TOO}", level=True)
     if distinct == rows >= 100 and (is_id_name(name) or np.mean(np.diff(np.sort(numbers)) == 1) > 0.99):
         return Kind("drop", "another value in every row: it numbers the rows")
     if is_id_name(name):

@@ -15,7 +15,7 @@ import pyarrow as pa
 import torch
 
 from fastcross.batch import Bag, Batch
-from fastcross.data.blocks import BadRow, Block, as_text, hour_and_weekday, kind_of_type
+from fastcross.data.blocks import BadRow, Block, as_text, hour_and_weekday, kind_of_type, level_of
 from fastcross.data.cache import Cache
 from fastcross.data.columns import PARTS_OF_DATE_TIME, DataError
 from fastcross.data.encoder import Encoder, Hashing, Ids
@@ -206,19 +206,23 @@ class RowEncoder:
         columns = [self._ids(rows, name, unseen) for name in self.columns.categorical or ()]
         for name in self.columns.datetimes or ():
             columns += self._parts_of_time(rows, name)
-        categorical = np.stack(columns, 1) if columns else np.empty((len(rows), 0), np.int64)
         dense = np.empty((len(rows), len(self.columns.dense or ())))
-        for j, (name, transform) in enumerate(zip(self.columns.dense or (), self.columns.transforms, strict=True)):
-            x = np.array([self._number(row[name], i, name) for i, row in enumerate(rows, 1)], np.float64)
-            dense[:, j] = np.copysign(np.log1p(np.abs(x)), x) if transform == "log" else x
+        for j, name in enumerate(self.columns.dense or ()):
+            dense[:, j] = [self._number(row[name], i, name) for i, row in enumerate(rows, 1)]
+        for name in self.columns.levels:
+            texts = [level_of(x) for x in dense[:, (self.columns.dense or ()).index(name)].tolist()]
+            columns.append(self._known_ids(f"{name}.level", texts, unseen))
+        categorical = np.stack(columns, 1) if columns else np.empty((len(rows), 0), np.int64)
         of_bags = zip(self.columns.bags or (), self.of_bags, strict=True)
         bags = [self._bag(rows, name, known, unseen) for name, known in of_bags]
-        scaled = torch.from_numpy(self.encoder.standardise(dense))
+        scaled = torch.from_numpy(self.encoder.numbers(dense))
         return Batch(scaled, torch.from_numpy(categorical), tuple(bags)), unseen
 
     def _ids(self, rows: Sequence[Mapping[str, Any]], name: str, unseen: dict[str, int]) -> Array:
+        return self._known_ids(name, [_text(row[name], i, name) for i, row in enumerate(rows, 1)], unseen)
+
+    def _known_ids(self, name: str, texts: Sequence[str | None], unseen: dict[str, int]) -> Array:
         known = self.known[name]
-        texts = [_text(row[name], i, name) for i, row in enumerate(rows, 1)]
         ids = _looked_up(known, texts, self.spellings)
         if not isinstance(known, Hashing):
             unseen[name] = self._count_unseen(ids, texts)

@@ -32,11 +32,12 @@ from fastcross._version import __version__
 from fastcross.data.blocks import Spool, map_in_order
 from fastcross.data.cache import FORMAT_VERSION, OWN_FILES, PARTS, ArrayWriter, Cache, Split, assign_parts
 from fastcross.data.columns import Columns, DataError
-from fastcross.data.encoder import Encoder, Standardisation, fit_ids, fit_standardisation, load_to_grow
+from fastcross.data.encoder import Encoder, fit_ids, load_to_grow
 from fastcross.data.formats import detect_format, get_format
 from fastcross.data.formats.parquet import PLACES, MemoryTable
 from fastcross.data.formats.reading import Problems, Source, Table, check_kind, read_in_order, resolve_paths
 from fastcross.data.inference import Values, settle
+from fastcross.data.numbers import Numbers, fit_numbers
 from fastcross.files import building, write_checked_json
 
 Array = npt.NDArray[Any]
@@ -246,11 +247,11 @@ def _build(
         categorical, bags = fit_ids(spool, part, configuration["min_frequency"], configuration["hash_buckets"], known)
         # Rows to predict need no time: it only divided these.
         columns_of_rows = replace(columns, time=None, time_as="number")
-        standardise = known.standardise if known else fit_standardisation(spool, part)
-        encoder = Encoder(configuration["format"], columns_of_rows, standardise, categorical, bags)
+        numbers = known.numbers if known else fit_numbers(spool, part)
+        encoder = Encoder(configuration["format"], columns_of_rows, numbers, categorical, bags)
         if columns.is_regression:
             encoder = replace(encoder, label_scale=(label_facts["mean"], label_facts["deviation"]))
-        files = _write_parts(spool, part, encoder.standardise, folder, report)
+        files = _write_parts(spool, part, numbers, folder, report)
         shutil.rmtree(spool.folder)
         encoder.save(folder / "encoder")
         manifest = {
@@ -263,6 +264,9 @@ def _build(
             "label": {"column": label, "classes": encoder.classes, **label_facts},
             **weight_facts,
             "findings": [finding.to_dict() for finding in table.findings],
+            "numbers": {
+                name: record.description for name, record in zip(columns.dense or (), numbers.records, strict=True)
+            },
             "looked_at": table.looked_at,
             "warnings": [*origin["warnings"], *_without_ids(encoder, configuration["min_frequency"])],
             "split": division.describe(columns.time),
@@ -392,7 +396,7 @@ def _explained(error: DataError, table: Table) -> DataError:
 
 
 def _write_parts(
-    spool: Spool, part: Array, standardise: Standardisation, folder: Path, progress: Progress
+    spool: Spool, part: Array, numbers: Numbers, folder: Path, progress: Progress
 ) -> dict[str, dict[str, int]]:
     """Encode every block and append its rows to their parts; returns size and checksum of each file."""
 
@@ -401,7 +405,7 @@ def _write_parts(
         categorical = np.empty((spool.rows[i], len(spool.categorical)), np.int32)
         for c, codes in enumerate(spool.codes(i)):
             categorical[:, c] = spool.categorical[c].ids(i)[codes]
-        arrays = {"dense": standardise(spool.dense(i)), "categorical": categorical, "label": spool.label(i)}
+        arrays = {"dense": numbers(spool.dense(i)), "categorical": categorical, "label": spool.label(i)}
         arrays |= spool.beside(i)
         chosen = [part[rows] == p for p in range(len(PARTS))]
         encoded = [{name: a if mask.all() else a[mask] for name, a in arrays.items()} for mask in chosen]
@@ -415,8 +419,9 @@ def _write_parts(
                     encoded[p][f"bag{c}.weights"] = spool.bag(c, i, "weights")[each]
         return encoded
 
+    width = len(numbers.records) + len(numbers.flagged)
     with ExitStack() as stack:
-        writers = [_writers(spool, part, p, folder / name, stack) for p, name in enumerate(PARTS)]
+        writers = [_writers(spool, part, p, width, folder / name, stack) for p, name in enumerate(PARTS)]
         totals = np.zeros((len(PARTS), len(spool.bags)), np.int64)
         done = 0
         for encoded in map_in_order(encode, spool.blocks()):
@@ -437,12 +442,12 @@ def _write_parts(
         }
 
 
-def _writers(spool: Spool, part: Array, p: int, folder: Path, stack: ExitStack) -> dict[str, ArrayWriter]:
+def _writers(spool: Spool, part: Array, p: int, dense: int, folder: Path, stack: ExitStack) -> dict[str, ArrayWriter]:
     """The files of one part."""
     folder.mkdir()
     columns, n = spool.columns, int((part == p).sum())
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {
-        "dense": ((n, len(columns.dense or ())), np.float32),
+        "dense": ((n, dense), np.float32),
         "categorical": ((n, len(spool.categorical)), np.int32),
         "label": ((n,), _label_dtype(columns)),
     }

@@ -120,8 +120,7 @@ def _importances(trained: Trained, rows: Batch) -> dict[str, float]:
 
         def of_column(names: Sequence[str], column: str = column) -> list[int]:
             """A column may be several features: its number and its category, a date's hour and weekday."""
-            homes = [name if name in columns.inputs else name.rpartition(".")[0] for name in names]
-            return [i for i, home in enumerate(homes) if home == column]
+            return [i for i, name in enumerate(names) if columns.source_of(name) == column]
 
         order = generator.permutation(len(rows))
         dense, categorical, bags = rows.dense.clone(), rows.categorical.clone(), list(rows.bags)

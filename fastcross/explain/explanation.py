@@ -380,7 +380,7 @@ class Speller:
 
     def __init__(self, encoder: Encoder, edges: Floats) -> None:
         self.schema, self.ids, self.edges = encoder.schema, (*encoder.categorical, *encoder.bags), edges
-        self.transforms, self.standardise = encoder.columns.transforms, encoder.standardise
+        self.numbers = encoder.numbers
 
     def __call__(self, field: int, key: object) -> str:
         single = len(self.schema.cardinalities)
@@ -395,7 +395,7 @@ class Speller:
         """The values of a batch's only row, by field."""
         single = [self._value(f, int(i)) for f, i in enumerate(batch.categorical[0].tolist())]
         bags = [self(len(single) + i, tuple(bag.values.tolist())) for i, bag in enumerate(batch.bags)]
-        dense = [f"{self._raw(i, value):.4g}" for i, value in enumerate(batch.dense[0].tolist())]
+        dense = [f"{self.numbers.undone(i, value):.4g}" for i, value in enumerate(batch.dense[0].tolist())]
         return dict(zip(self.schema.names, (*single, *bags, *dense), strict=True))
 
     def _value(self, field: int, key: int) -> str:
@@ -409,13 +409,8 @@ class Speller:
 
     def _range(self, column: int, key: int) -> str:
         """A dense field's bin between two edges; several edges may meet in one value."""
-        low = self._raw(column, self.edges[column, key - 1]) if key else None
-        high = self._raw(column, self.edges[column, key]) if key < self.edges.shape[1] else None
+        low = self.numbers.undone(column, self.edges[column, key - 1]) if key else None
+        high = self.numbers.undone(column, self.edges[column, key]) if key < self.edges.shape[1] else None
         if low is None:
             return f"below {high:.4g}"
         return f"{low:.4g} and above" if high is None else f"{low:.4g} to {high:.4g}"
-
-    def _raw(self, column: int, value: float) -> float:
-        """What stood in the table: the transform of a dense column undone."""
-        x = value / float(self.standardise.scale[column] or 1) + float(self.standardise.mean[column])
-        return float(np.sign(x) * np.expm1(abs(x))) if self.transforms[column] == "log" else x

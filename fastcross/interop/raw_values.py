@@ -2,7 +2,7 @@
 
 The encoder in ONNX's operators:
 
-    dense         x -> sign(x) log(1 + |x|) if chosen for the column -> (x - mean) · scale -> float32; NaN -> 0
+    dense         x -> (f(clip(x, low, high)) - mean) · scale, float32; NaN -> 0, and 1 in its flag (data/numbers.py)
     categorical   text -> id                     LabelEncoder; 0 for texts that training did not see
     date-time     Unix time -> hour, weekday -> ids
     bag           text -> its values -> ids      StringSplit, LabelEncoder; values and offsets, as for EmbeddingBag
@@ -76,7 +76,7 @@ def take_raw_values(model: ir.Model, encoder: Encoder) -> tuple[list[Port], Port
     graph.insert_before(graph[0], before.nodes)
     for name in [name for name, value in graph.initializers.items() if not value.uses()]:
         del graph.initializers[name]  # onnxruntime would warn of each
-    model.opset_imports["ai.onnx.ml"] = 3
+    model.opset_imports["ai.onnx.ml"] = 4
     output = _give_probabilities(graph, encoder)
     model.metadata_props.update(_metadata(encoder, before.ports))
     return before.ports, output
@@ -156,7 +156,8 @@ class OnnxEncoder:
 
     def encode(self) -> tuple[ir.Value, list[ir.Value], list[ir.Value]]:
         """dense (batch, num_dense) float32, the ids of each categorical column (batch,), the tensors of each bag."""
-        dense, categorical = self._dense(), self._categories()
+        dense = self._dense()
+        categorical = [*self._categories(), *self._levels(dense)]
         bags = [self._bag(name, ids) for name, ids in zip(self.columns.bags or (), self.encoder.bags, strict=True)]
         return self._transform(self.stack(dense, np.float64)), categorical, [tensor for bag in bags for tensor in bag]
 
@@ -165,17 +166,19 @@ class OnnxEncoder:
         return [self._input(name, "double", what) for name in self.columns.dense or ()]
 
     def _transform(self, x: ir.Value) -> ir.Value:
-        logged = np.array([transform == "log" for transform in self.columns.transforms], bool)
-        if logged.any():
-            size = self._op("Log", self._op("Add", self._op("Abs", x), self._constant(1.0)))
-            log = self._op("Mul", self._op("Sign", x), size)
-            x = log if logged.all() else self._op("Where", self._constant(logged[None]), log, x)
-        standardise = self.encoder.standardise
-        if standardise.needed:
-            centred = self._op("Sub", x, self._constant(standardise.mean[None]))
-            x = self._op("Mul", centred, self._constant(standardise.scale[None]))
-        x = self._op("Cast", x, to=ir.DataType.FLOAT.value)
-        return self._op("Where", self._op("IsNaN", x), self._constant(np.float32(0)), x)
+        numbers = self.encoder.numbers
+        missing = self._op("IsNaN", x)
+        x = self._op("Min", self._op("Max", x, self._constant(numbers.low[None])), self._constant(numbers.high[None]))
+        if numbers.log.any():
+            size = self._op("Div", self._op("Abs", x), self._constant(numbers.unit[None]))
+            log = self._op("Mul", self._op("Sign", x), self._op("Log", self._op("Add", size, self._constant(1.0))))
+            x = log if numbers.log.all() else self._op("Where", self._constant(numbers.log[None]), log, x)
+        x = self._op("Mul", self._op("Sub", x, self._constant(numbers.mean[None])), self._constant(numbers.scale[None]))
+        x = self._op("Where", missing, self._constant(np.float32(0)), self._op("Cast", x, to=ir.DataType.FLOAT.value))
+        if not len(numbers.flagged):
+            return x
+        flags = self._op("Gather", missing, self._constant(numbers.flagged), axis=1)
+        return self._op("Concat", x, self._op("Cast", flags, to=ir.DataType.FLOAT.value), axis=1)
 
     def _categories(self) -> list[ir.Value]:
         """The ids of each categorical column, then of the parts of the date-times."""
@@ -186,6 +189,28 @@ class OnnxEncoder:
             found.append(self._look_up(self._input(name, "string", 'a text; missing: ""'), self._keys(ids)))
         for name in self.columns.datetimes or ():
             found += self._hour_and_weekday(name, known)
+        return found
+
+    def _levels(self, dense: list[ir.Value]) -> list[ir.Value]:
+        """The ids of numbers that are categories, too; a key of float64 is the number itself."""
+        found = []
+        names = self.columns.levels
+        for name, ids in zip(
+            names, self.encoder.categorical[len(self.encoder.categorical) - len(names) :], strict=True
+        ):
+            x = dense[(self.columns.dense or ()).index(name)]
+            texts = _vocabulary(ids).values.to_pylist()
+            pairs = {float(text): float(i) for i, text in enumerate(texts, 1) if text is not None}
+            missing = texts.index(None) + 1 if None in texts else 0
+            keys, values = (ir.tensor(np.array([*each], np.float64)) for each in (pairs, pairs.values()))
+            table = {"keys_tensor": keys, "values_tensor": values, "default_tensor": ir.tensor(np.zeros(1))}
+            id_ = (
+                self._node("LabelEncoder", [x], table, domain="ai.onnx.ml")[0]
+                if pairs
+                else self._op("Mul", x, self._constant(0.0))
+            )
+            id_ = self._op("Where", self._op("IsNaN", x), self._constant(float(missing)), id_)
+            found.append(self._op("Cast", id_, to=ir.DataType.INT64.value))
         return found
 
     def _hour_and_weekday(self, name: str, known: Mapping[str, Any]) -> list[ir.Value]:

@@ -480,17 +480,12 @@ def _inputs(encoder: Encoder) -> tuple[str, ...]:
 
 def _features_of(encoder: Encoder, columns: Sequence[str]) -> list[int]:
     """The features, numbered in the order of x0, that are made of these columns."""
-    from fastcross.data.columns import PARTS_OF_DATE_TIME
-
     if not columns:
         raise ValueError(f"the items have none of the model's columns: {', '.join(_inputs(encoder))}")
     for bag, weight in encoder.columns.weights.items():
         if (bag in columns) != (weight in columns):
             raise ValueError(f"the column {bag} and its weights {weight} must be the items' or the context's, both")
-    names, times = encoder.schema.names, encoder.columns.datetimes or ()
-    made = {name for name in columns if name not in times}
-    made |= {f"{name}.{part}" for name in times if name in columns for part in PARTS_OF_DATE_TIME}
-    return [f for f, name in enumerate(names) if name in made]
+    return [f for f, name in enumerate(encoder.schema.names) if encoder.columns.source_of(name) in columns]
 
 
 def _no_rows(part: _Part) -> Batch:

@@ -61,7 +61,7 @@ def test_logistic_regression_gains_from_the_crosses_that_a_dcn_finds(tmp_path, c
     """Of the log's crosses u v and u v t the pairs are sixteen; with them LR comes near, without them it cannot."""
     log = tmp_path / "clicks.txt"
     write_click_log(log, 40_000, seed=1, degree_2=2.0, degree_3=0.5, largest_vocabulary=20)
-    data = ["--data", str(log), "--embedding-dim", "8", "--lr", "0.02", "--schedule", "cosine", "--epochs", "3"]
+    data = ["--data", str(log), "--embedding-dim", "8", "--lr", "0.01", "--schedule", "cosine", "--epochs", "6"]
     common = ["compare", *data, "--patience", "0", "--threads", "1"]
     assert main([*common, "--models", "lr", "--output", "without"]) == 0
     options = ["--cross-layers", "2", "--deep-layers", "8", "--crosses", "auto:16"]

@@ -30,7 +30,10 @@ def test_a_page_for_the_test_part(trained, tmp_path, capsys):
     assert text.count("data:image/png;base64,") == 3
     with open(tmp_path / "page" / "pairs.csv") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 39 * 38 // 2
+    fields = {row[end] for row in rows for end in ("field", "other_field")}
+    assert {"I13", "C26"} <= fields
+    assert any(name.endswith(".missing") for name in fields)
+    assert len(rows) == len(fields) * (len(fields) - 1) // 2
     assert f"{rows[0]['field']} × {rows[0]['other_field']}" in printed
     assert "% of rows" in printed
 

@@ -28,7 +28,7 @@ def rows_of(batches):
 
 def test_types(cache):
     batch = next(cache.batches("train", 64))
-    assert batch.dense.shape == (64, 13)
+    assert batch.dense.shape == (64, len(cache.schema.dense_names))
     assert batch.dense.dtype == torch.float32
     assert batch.categorical.shape == (64, 26)
     assert batch.categorical.dtype == torch.int64
@@ -140,7 +140,7 @@ def test_open_refuses_what_is_not_a_whole_cache(tmp_path):
         Cache.open(folder)
     prepare(log, folder)  # rebuilds it
     manifest = folder / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format_version": 2', '"format_version": 99'))
+    manifest.write_text(manifest.read_text().replace('"format_version": 3', '"format_version": 99'))
     with pytest.raises(DataError, match="cache format 99"):
         Cache.open(folder)
     manifest.write_text("{")

@@ -88,7 +88,7 @@ def test_an_encoder_of_another_cache_is_noticed(cache, table, tmp_path):
         _ = Cache.open(cache.path).encoder
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"7", b"{}", b"\xff\xfe", b'{"format_version": 2}', b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"[]", b"7", b"{}", b"\xff\xfe", b'{"format_version": 3}', b"[" * 100_000])
 def test_what_is_no_manifest(cache, content):
     (cache.path / "manifest.json").write_bytes(content)
     with pytest.raises(DataError, match=r"manifest\.json"):

@@ -41,7 +41,8 @@ def popular_ids(rows, distinct, seed=0):
 RNG = np.random.default_rng(0)
 KINDS = {
     "ids": (popular_ids(N, 100), "categorical"),
-    "few integers": (np.arange(N) % 7, "categorical"),
+    "few integers": (np.arange(N) % 7, "dense"),
+    "two integers": (np.arange(N) % 2, "categorical"),
     "ages": (RNG.normal(45, 12, N).astype(int), "dense"),
     "counts": (np.floor(np.exp(RNG.normal(1, 1.3, N))).astype(int), "dense"),
     "steps of five": (5 * RNG.poisson(20, N), "dense"),
@@ -127,14 +128,14 @@ def test_one_value_does_not_make_a_number_a_category(tmp_path):
         prepare(path, tmp_path / "c")
     assert "declare the column to be categorical" in str(bad.value)
     cache = prepare(path, tmp_path / "c", on_error="skip")
-    assert cache.schema.dense_names == ("x",)
+    assert cache.schema.dense_names == ("x", "z")
     assert sum(cache.sizes.values()) == N - 1
     assert (
         "warning: column x (dense): 1 of 3,000 values are no numbers, such as 'oops', first in line 1502"
         in cache.report
     )
     declared = prepare(path, tmp_path / "c", columns=Columns.declare(categorical=["x"]), min_frequency=1)
-    assert declared.schema.categorical_names == ("x", "z")
+    assert declared.schema.categorical_names == ("x", "z.level")
 
 
 def test_warnings_where_values_are_mixed_or_foreign(tmp_path):
@@ -150,11 +151,11 @@ def test_the_sample_is_from_all_over_the_file(tmp_path, monkeypatch):
     monkeypatch.setattr("fastcross.data.formats.text.PIECE_BYTES", 2000)
     path = write(tmp_path / "t.csv", {"x": lambda i: i % 9 if i < 600 else i + 0.25, "z": lambda i: i % 5})
     cache = prepare(path, tmp_path / "c")
-    assert cache.schema.dense_names == ("x",), "the beginning alone has few integers"
+    assert cache.schema.dense_names == ("x", "z"), "the beginning alone has few integers"
     assert re.search(r"columns, by [\d,]+ rows from all over t\.csv:", cache.report)
     path = write(tmp_path / "t.csv", {"x": lambda i: i + 0.5 if i < 2900 else "word", "z": lambda i: i % 5})
     cache = prepare(path, tmp_path / "c")
-    assert cache.schema.categorical_names == ("x", "z")
+    assert cache.schema.categorical_names == ("x", "z.level")
     assert "first in line 2902" in cache.report
 
 

@@ -65,13 +65,13 @@ def test_declared_columns(tmp_path, csv_path, kind, monkeypatch):
     cache = prepare(
         tmp_path / f"table.{kind}", tmp_path / "cache", columns=DECLARED, split=(0.5, 0.25, 0.25), min_frequency=1
     )
-    assert cache.schema.dense_names == ("age", "income")
+    assert cache.schema.dense_names == ("age", "income", "age.missing")
     assert cache.schema.categorical_names == ("level", "city")
     assert cache.schema.cardinalities == (4, 5)  # three values, the missing city, and id 0
     assert cache.schema.bag_cardinalities == (4,)
     rows = frame().to_pylist()
     batch = everything(cache)
-    mean, scale = cache.encoder.standardise.mean[1], cache.encoder.standardise.scale[1]
+    mean, scale = cache.encoder.numbers.mean[1], cache.encoder.numbers.scale[1]
     # Match rows by the standardised income, which is unique.
     values = np.array([r["income"] for r in rows])
     found = np.abs(batch.dense[:, 1].numpy()[:, None] - ((values - mean) * scale)[None]).argmin(axis=1)
@@ -79,11 +79,13 @@ def test_declared_columns(tmp_path, csv_path, kind, monkeypatch):
     train = values[found]
     np.testing.assert_allclose([mean, scale], [train.mean(), 1 / train.std()], rtol=1e-9)
     np.testing.assert_allclose(batch.dense[:, 1].mean(), 0, atol=1e-5)
+    ages = np.array([np.nan if rows[r]["age"] is None else np.log1p(rows[r]["age"]) for r in found])
+    ages = (ages - np.nanmean(ages)) / np.nanstd(ages)
+    np.testing.assert_array_equal(batch.dense[:, 2], np.isnan(ages))
+    np.testing.assert_allclose(batch.dense[:, 0], np.nan_to_num(ages, nan=0), rtol=1e-5, atol=1e-6)
     bag = batch.bags[0]
     ends = [*bag.offsets[1:].tolist(), len(bag.values)]
     for i, r in enumerate(found):
-        age = rows[r]["age"]
-        assert batch.dense[i, 0].item() == pytest.approx(0.0 if age is None else np.log1p(age), rel=1e-6)
         assert batch.label[i].item() == rows[r]["label"]
         mine = slice(int(bag.offsets[i]), ends[i])
         assert bag.weights[mine].tolist() == rows[r]["tag_weights"]
@@ -118,12 +120,12 @@ def test_shuffled_bags_follow_their_rows(tmp_path, csv_path):
 def test_inferred_columns(tmp_path, csv_path):
     pq.write_table(frame(), tmp_path / "table.parquet")
     parquet = prepare(tmp_path / "table.parquet", tmp_path / "a", columns={"weights": {"tags": "tag_weights"}})
-    assert parquet.schema.dense_names == ("age", "income")
-    assert parquet.schema.categorical_names == ("level", "city")  # level: integers, but three of them
+    assert parquet.schema.dense_names == ("age", "income", "level", "age.missing")
+    assert parquet.schema.categorical_names == ("city", "level.level")  # integers, but three of them: both
     assert parquet.schema.bag_names == ("tags",)
     text = prepare(csv_path, tmp_path / "b", columns="label")
-    assert text.schema.dense_names == ("age", "income")
-    assert text.schema.categorical_names == ("level", "city")
+    assert text.schema.dense_names == parquet.schema.dense_names
+    assert text.schema.categorical_names == parquet.schema.categorical_names
     assert text.schema.bag_names == ("tags", "tag_weights")  # the bars say that they are lists
 
 

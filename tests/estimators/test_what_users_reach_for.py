@@ -47,9 +47,9 @@ def test_feature_importances(fitted, tmp_path):
 def test_explain(fitted):
     table = clicks()
     found = fitted.explain(table)
-    assert (found.rows, sorted(found.names)) == (400, ["age", "city", "tags"])
+    assert (found.rows, sorted(found.names)) == (400, ["age", "age.missing", "city", "tags"])
     assert sum(found.degrees) + found.unexplained == pytest.approx(1, abs=1e-4)
-    assert {*found.strongest(1)[0].fields} <= {"age", "city", "tags"}
+    assert {*found.strongest(1)[0].fields} <= {"age", "age.missing", "city", "tags"}
     with pytest.raises(ValueError, match=r"explain takes apart the cross network of a DCN .*; got dnn"):
         DCNClassifier("dnn", deep_layers=[4], epochs=1).fit(table, "clicked").explain(table)
 
@@ -113,7 +113,7 @@ def test_learning_rate_is_lr(fitted):
 
 def test_partial_fit_learns_on(tmp_path):
     table = clicks(1200, seed=3)
-    estimator = DCNClassifier(**MORE | {"lr": 0.003})
+    estimator = DCNClassifier(**MORE | {"lr": 0.01})
     parts = [table.iloc[i : i + 200] for i in range(0, 1200, 200)]
     scores = []
     for part in parts:

@@ -10,8 +10,9 @@ import torch
 
 from fastcross.data import Columns, prepare, read_for_prediction
 from fastcross.data.blocks import to_block
-from fastcross.data.encoder import Encoder, Standardisation, Vocabulary
+from fastcross.data.encoder import Encoder, Vocabulary
 from fastcross.data.generate import write_click_log
+from fastcross.data.numbers import Number, Numbers
 from fastcross.interop import export as export_module
 from fastcross.interop.raw_values import check_expressible
 from fastcross.interop.serving import export_run
@@ -27,9 +28,8 @@ DAYS = Vocabulary(pa.array(["Thursday", "Monday", "Wednesday"]))
 
 
 def encoder_of(columns, categorical=(), bags=(), format="parquet"):
-    numbers = len(columns.dense or ())
-    scaling = Standardisation(np.arange(numbers, dtype=float), np.full(numbers, 0.5))
-    return Encoder(format, columns, scaling, tuple(categorical), tuple(bags))
+    numbers = Numbers(tuple(Number(t == "log", mean=i, scale=0.5) for i, t in enumerate(columns.transforms)))
+    return Encoder(format, columns, numbers, tuple(categorical), tuple(bags))
 
 
 def model_of(encoder):
@@ -197,7 +197,7 @@ def assert_same_batch(found, batch):
 
 
 def test_the_reader_is_short():
-    assert len((EXAMPLES / "read_encoder.py").read_text().splitlines()) <= 50
+    assert len((EXAMPLES / "read_encoder.py").read_text().splitlines()) <= 60
 
 
 @pytest.mark.parametrize("options", [{}, {"hash_buckets": 50}], ids=["vocabularies", "hashed"])
@@ -229,7 +229,7 @@ def test_compiled_model_and_its_encoder(tmp_path, arrays_of):
 def test_click_log_and_damage(tmp_path, arrays_of):
     write_click_log(tmp_path / "clicks.txt", 600, largest_vocabulary=20)
     cache = prepare(tmp_path / "clicks.txt", tmp_path / "cache")
-    header = "\t".join(["label", *cache.schema.dense_names, *cache.schema.categorical_names])
+    header = "\t".join(["label", *cache.encoder.columns.dense, *cache.schema.categorical_names])
     (tmp_path / "headed.tsv").write_text(f"{header}\n{(tmp_path / 'clicks.txt').read_text()}")
     (batch,) = read_for_prediction(tmp_path / "clicks.txt", cache)
     folder = tmp_path / "cache" / "encoder"
