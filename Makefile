@@ -95,7 +95,7 @@ $(VENV)/.user: pyproject.toml constraints.txt setup.py $(wildcard kernels/cpu/*.
 
 # The peers pin versions that contradict each other: their list is complete and installed as it stands.
 $(VENV)/.developer: $(VENV)/.user requirements-peers.txt
-	$(PIP) --no-build-isolation --editable ".[train,tune,export,sklearn,docs,dev]"
+	$(PIP) --no-build-isolation --editable ".[train,tune,export,serve,sklearn,docs,dev]"
 	$(PIP) --no-deps --requirement requirements-peers.txt
 	touch $@
 
@@ -103,7 +103,7 @@ $(FLOORS)/.done: pyproject.toml constraints-floors.txt
 	test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-floors.txt setuptools torch numpy
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-floors.txt \
-		--no-build-isolation --editable ".[train,tune,export,sklearn]" pytest hypothesis
+		--no-build-isolation --editable ".[train,tune,export,serve,sklearn]" pytest hypothesis
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --no-deps torchfm==0.7.0
 	touch $@
 

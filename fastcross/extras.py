@@ -7,6 +7,7 @@ EXTRAS = {
     "train": ("pyarrow", "safetensors", "tqdm", "matplotlib"),
     "sklearn": ("sklearn",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
+    "serve": ("starlette", "uvicorn", "httptools", "uvloop", "prometheus_client"),
     "tune": ("optuna",),
     "distributed": ("torchrec", "fbgemm_gpu"),
 }

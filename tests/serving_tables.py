@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
+NUMBERS = ("age", "minutes")
 GENRES = ("Drama", "Comedy", "Sci-Fi", "Film-Noir", "Children's", "Krimi/Ö", "")
 COLUMNS = {
     "label": "rating",
@@ -62,6 +63,15 @@ def write_movies(path, rows, seed=0, new=0, films=40):
                 rng.choice(["likely", "unlikely"]),
             ]
             writer.writerow(row)
+
+
+def rows_of(path):
+    """As a client has them: numbers as numbers, nothing as None."""
+    with open(path, newline="") as file:
+        read = [*csv.DictReader(file)]
+    return [
+        {n: (float(v) if v else None) if n in NUMBERS else v for n, v in row.items() if n != "rating"} for row in read
+    ]
 
 
 # Runs a script where nothing can be imported but Python's own modules and the packages that are named.

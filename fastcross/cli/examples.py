@@ -10,6 +10,7 @@ first steps:
   fastcross predict runs/NAME new.txt --output predictions.csv
   fastcross explain runs/NAME                   which crosses it learned
   fastcross export runs/NAME --output model.onnx
+  fastcross serve runs/NAME
 """
 
 EXAMPLES = {
@@ -54,6 +55,13 @@ Exit code 1: a part of the input was lost (a truncated file, with --on-error ski
   fastcross export runs/first --output model.onnx --fold       the same predictions; without a deep network far smaller
 
 docs/serving.md describes the inputs, and a reader for model.encoder/ that needs neither fastcross nor PyTorch.""",
+    "serve": """examples:
+  fastcross serve runs/first                                     a page at http://127.0.0.1:8080
+  fastcross serve runs/first --items films.csv --key film        also POST /rank
+  curl -d '{"rows": [{"user": "u17", "age": 31}]}' localhost:8080/predict
+  kill -HUP PID      takes the run, and the items, as they are now; kill PID answers what it has, then ends
+
+docs/serving.md describes the requests, the Open Inference Protocol among them.""",
     "extend": """examples:
   fastcross extend runs/first --data today.csv --epochs 1 --run runs/second
   fastcross extend runs/first --data today.csv --min-frequency 5 --run runs/first    replaces runs/first at the end

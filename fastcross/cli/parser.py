@@ -140,6 +140,20 @@ def build_parser() -> argparse.ArgumentParser:
     add("--encoded", action="store_true", help=about)
     add("--fold", action="store_true", help="the cross network as L + 1 numbers per id in place of its embeddings")
 
+    serve = command("serve", "answer requests over HTTP: predictions of rows, and rankings of items")
+    add = serve.add_argument
+    add("run", type=run_folder, metavar="RUN", help=f"{CHECKPOINT}; SIGHUP reads it again")
+    add("--items", metavar="FILE", help="items to rank: a CSV or Parquet file, or what Ranker.save wrote")
+    add("--key", metavar="NAME", help="the column of FILE that names the items (default: numbers from 0)")
+    add("--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: %(default)s, this machine)")
+    add("--port", type=at_least(0, 65535), default=8080, metavar="N", help="0 for a free one (default: %(default)s)")
+    add("--max-batch", type=at_least(1, 4096), default=64, metavar="N", help="rows computed together (default: 64)")
+    about = "time that a request waits for others, where nothing else is to be done (default: 0)"
+    add("--max-delay-ms", type=at_least(0, 1000), default=0, metavar="MS", help=about)
+    about = "requests that may wait; beyond, the answer is 429 (default: %(default)s)"
+    add("--queue", type=at_least(1), default=256, metavar="N", help=about)
+    add("--threads", type=at_least(1), metavar="N", help="CPU threads of a batch (default: all cores but one)")
+
     extend = command("extend", "add the new ids of new data to a trained model and continue training")
     add = extend.add_argument
     add("run", type=run_folder, metavar="RUN", help="folder of a finished run")

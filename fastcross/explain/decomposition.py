@@ -17,6 +17,8 @@ average: for independent fields the functional ANOVA of all terms that are linea
 A matrix cross network of DCN-V2 has no such numbers per field: its logit is split by degree (:func:`matrix_degrees`).
 """
 
+from functools import cached_property
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -46,7 +48,7 @@ class CrossLogit:
             raise ValueError(f"only a CrossNetwork (cross_type vector) splits into fields exactly; got {kind}")
         if not 0 <= output < model.config.num_outputs:
             raise ValueError(f"output must be one of {model.config.num_outputs}, from 0; got {output}")
-        self.embedding = model.embedding
+        self.embedding, self.output = model.embedding, output
         weight, head = model.cross.weight.detach(), model.logits.weight.detach()[output, : model.cross.in_features]
         vectors = torch.cat((weight, head[None])).double()  # (L + 1, d)
         bias = torch.zeros_like(vectors[:-1]) if model.cross.bias is None else model.cross.bias.detach().double()
@@ -56,15 +58,20 @@ class CrossLogit:
         if model.logits.bias is not None:
             self.constant = self.constant + model.logits.bias.detach()[output].double()
         self.vectors = vectors
-        columns = self.embedding.columns()
-        # The L + 1 numbers of every id, in place of its n_e.
-        self.tables = [
-            table.detach().double() @ vectors[:, columns[f]].T for f, table in enumerate(self.embedding.tables)
-        ]
+
+    @cached_property
+    def tables(self) -> list[Tensor]:
+        """The L + 1 numbers of every id, in place of its n_e."""
+        pieces = zip(self.embedding.tables, self.embedding.columns(), strict=False)
+        return [table.detach().double() @ self.vectors[:, at].T for table, at in pieces]
 
     @property
     def fields(self) -> int:
         return len(self.embedding.columns())
+
+    def of_x0(self, x0: Tensor) -> Tensor:
+        """(B, k, L + 1): the t of rows of x0 in float64; for a few rows, without the tables."""
+        return torch.stack([x0[:, at] @ self.vectors[:, at].T for at in self.embedding.columns()], 1)
 
     def projections(self, batch: Batch) -> Tensor:
         """(B, k, L + 1): the t of a batch's rows, fields in the order of x0."""

@@ -180,15 +180,10 @@ def explain_degrees(
     if not isinstance(model.cross, CrossMatrix) or not model.parallel:
         kind = type(model.cross).__name__
         raise ValueError(f"degrees are those of a CrossMatrix whose output the logits read; got {kind}")
-    d, rows = model.cross.in_features, 0
-    head = model.logits.weight.detach()[output, :d].double()
-    mean = torch.zeros(d).double()
+    head = model.logits.weight.detach()[output, : model.cross.in_features].double()
+    mean = mean_x0(model, (training or batches)())
+    rows, parts = 0, _Covariance(model.cross.num_layers + 2)
     with torch.no_grad():
-        for batch in (training or batches)():
-            mean, rows = mean + _x0(model, batch).sum(0), rows + len(batch)
-        if not rows:
-            raise ValueError("an explanation needs rows; got 0")
-        mean, rows, parts = mean / rows, 0, _Covariance(model.cross.num_layers + 2)
         for batch in batches():
             degrees = matrix_degrees(model.cross, _x0(model, batch), mean, head)
             deep = _logits(model, batch, output) - degrees.sum(1)
@@ -218,21 +213,45 @@ def explain_example(model: DCN, batch: Batch, explanation: Explanation, *, outpu
     Each group but the first is sorted by size. The parts of ("…",), crosses of four fields and more, and ("deep",) are
     single numbers.
     """
+    logit = CrossLogit(model, output)
+    return _parts(model, logit, batch, logit.projections(batch), explanation.baseline, explanation.names)
+
+
+@torch.no_grad()
+def example_parts(model: DCN, batch: Batch, mean: Tensor, names: Sequence[str], *, output: int = 0) -> list[Part]:
+    """As :func:`explain_example`, from the mean of x0, (d,), in place of an explanation, and without a table of t."""
+    logit = CrossLogit(model, output)
+    return _parts(model, logit, batch, logit.of_x0(_x0(model, batch)), logit.of_x0(mean[None])[0], names)
+
+
+def mean_x0(model: DCN, batches: Iterable[Batch]) -> Tensor:
+    """(d,): the mean of x0 over the rows, in float64."""
+    total, rows = torch.zeros(()).double(), 0
+    with torch.no_grad():
+        for batch in batches:
+            total, rows = total + _x0(model, batch).sum(0), rows + len(batch)
+    if not rows:
+        raise ValueError("an explanation needs rows; got 0")
+    return total / rows
+
+
+def _parts(
+    model: DCN, logit: CrossLogit, batch: Batch, t: Tensor, baseline: Tensor, names: Sequence[str]
+) -> list[Part]:
     if len(batch) != 1:
         raise ValueError(f"an example is a batch of 1 row; got {len(batch)}")
-    logit = CrossLogit(model, output)
-    t, names, k = logit.projections(batch), explanation.names, logit.fields
-    constant, main = main_effects(logit, t, explanation.baseline)
+    k = logit.fields
+    constant, main = main_effects(logit, t, baseline)
     parts = [Part((), float(constant)), *_sorted(((names[f],), float(main[0, f])) for f in range(k))]
     for size in (2, 3):
         sets = torch.combinations(torch.arange(k), size)
-        effects = set_effects(logit, t, explanation.baseline, sets)[0].tolist()
+        effects = set_effects(logit, t, baseline, sets)[0].tolist()
         parts += _sorted(
             (tuple(names[f] for f in chosen), effect) for chosen, effect in zip(sets.tolist(), effects, strict=True)
         )
     whole = float(logit(t.sum(1)))
     parts.append(Part(("…",), whole - sum(part.effect for part in parts)))
-    parts.append(Part(("deep",), float(_deep_part(model, logit, batch, t, output))))
+    parts.append(Part(("deep",), float(_deep_part(model, logit, batch, t, logit.output))))
     return parts
 
 

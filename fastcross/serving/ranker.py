@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fastcross.batch import Bag, Batch
@@ -33,6 +32,7 @@ from fastcross.models.dcn import DCN
 from fastcross.models.fold import describe, dots_and_constants, is_rank_one
 from fastcross.ops.cross_network import folded_logits
 from fastcross.ops.embedding import embedding_stack
+from fastcross.serving.linear import Linear, linear_layers
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -101,6 +101,9 @@ class Ranker:
             )
         else:
             self._weights = _Weights(self.model)
+            for part in (self._item, self._context):
+                part.vectors = self._weights.vectors[:, part.at].T
+                part.first = Linear(self._weights.first[:, part.at].contiguous(), None)
         self._parameters = [*self.model.parameters(), *self.model.buffers()]
         self._versions = [t._version for t in self._parameters]
         if encoder is not None:
@@ -109,7 +112,7 @@ class Ranker:
             others = [name for name in _inputs(encoder) if name not in columns]
             self._items_encoder = encoder.only(columns)
             self.context_columns = tuple(others)
-            self._context_encoder: RowEncoder = RowEncoder(encoder.only(others))
+            self.context_encoder: RowEncoder = RowEncoder(encoder.only(others))
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -202,8 +205,7 @@ class Ranker:
             x0 = part.x0(batch)
             if not self.split:
                 return x0.new_empty((len(x0), 0)), x0
-            w = self._weights
-            return (x0.double() @ w.vectors[:, part.at].T).to(w.dtype), F.linear(x0, w.first[:, part.at])
+            return (x0.double() @ part.vectors).to(self._weights.dtype), part.first(x0)
 
     # ---- scores
 
@@ -261,16 +263,14 @@ class Ranker:
         if not w.layers:
             assert z is not None
             return z
-        first_bias = w.bias[0]
-        assert first_bias is not None
-        bias, alpha = hidden + first_bias, z if w.stacked else None
+        bias, alpha = hidden + w.bias, z if w.stacked else None
         out = []
         for first in range(0, count if rows is None else len(rows), AT_ONCE):
             at = slice(first, first + AT_ONCE)
             h = self._hidden[:count][at] if rows is None else self._hidden[rows[at]]
-            h = h + bias if alpha is None else torch.addcmul(first_bias, alpha[at], h + hidden)
-            for weight, b in zip(w.layers, w.bias[1:], strict=True):
-                h = F.linear(h.relu_(), weight, b)
+            h = (h + bias if alpha is None else torch.addcmul(w.bias, alpha[at], h + hidden)).relu_()
+            for layer in w.layers:
+                h = layer(h)
             out.append(h)
         logits = torch.cat(out) if out else hidden.new_empty((0, config.num_outputs))
         return logits if z is None or w.stacked else logits + z
@@ -296,7 +296,7 @@ class Ranker:
             raise TypeError(f"the context of encoded items must be a Batch; got {type(context).__name__}")
         else:
             rows = [context] if isinstance(context, Mapping) else as_table(context).to_pylist()
-            batch, _ = self._context_encoder(rows)
+            batch, _ = self.context_encoder(rows)
         if len(batch) != 1:
             raise ValueError(f"a context is one row; got {len(batch):,}")
         return batch
@@ -348,7 +348,10 @@ class Ranker:
 
 
 class _Part:
-    """Some of a model's features, whose columns of x0 are ``at``."""
+    """Some of a model's features, whose columns of x0 are ``at``, and the weights that multiply these."""
+
+    vectors: Tensor
+    first: Linear
 
     def __init__(self, model: DCN, features: Sequence[int]) -> None:
         stack = model.embedding
@@ -392,42 +395,24 @@ class _Weights:
         if config.cross_layers:
             self.vectors, constants = dots_and_constants(model)
         self.base = torch.zeros_like(constants)[None]
-        layers, biases = _linear_layers(model.deep)
+        found = linear_layers(model.deep)
+        layers, biases = [weight for weight, _ in found], [bias for _, bias in found]
         head, bias = model.logits.weight.detach(), model.logits.bias
         if self.stacked:
             self.base[:, -1] = 1  # q = 1: what comes out is α_L
             if model.cross.bias is not None:
                 biases[0] = biases[0] + layers[0] @ model.cross.bias.detach().double().sum(0).to(self.dtype)
         self.constants, self.base = constants.to(self.dtype), self.base.to(self.dtype)
-        self.layers: list[Tensor] = []
-        self.bias: list[Tensor | None] = []
+        self.layers: list[Linear] = []
+        self.bias = parameter.new_empty(0)  # of the first layer
         self.first = parameter.new_empty((0, d))
         if layers:
             # In parallel the bias of the logits is one of the constants.
             last = None if bias is None or (config.cross_layers and not self.stacked) else bias.detach()
             columns = head.shape[1] - len(layers[-1])
-            self.first, self.layers, self.bias = layers[0], [*layers[1:], head[:, columns:]], [*biases, last]
-
-
-def _linear_layers(deep: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """The W and b of a deep network in evaluation: ``h = ReLU(W h + b)`` for each."""
-    weights: list[Tensor] = []
-    biases: list[Tensor] = []
-    for module in deep.children():
-        if isinstance(module, nn.Linear):
-            weights.append(module.weight.detach())
-            missing = module.weight.new_zeros(len(module.weight))
-            biases.append(missing if module.bias is None else module.bias.detach())
-        elif isinstance(module, nn.BatchNorm1d):
-            mean, variance = module.running_mean, module.running_var
-            assert mean is not None
-            assert variance is not None
-            scale = module.weight.detach() * (variance + module.eps).rsqrt()
-            weights[-1] = weights[-1] * scale[:, None]
-            biases[-1] = (biases[-1] - mean) * scale + module.bias.detach()
-        elif not isinstance(module, nn.ReLU | nn.Dropout):
-            raise ValueError(f"a ranker knows Linear, BatchNorm1d, ReLU and Dropout in a deep network; got {module}")
-    return weights, biases
+            self.first, self.bias = layers[0], biases[0]
+            self.layers = [Linear(*layer, relu=True) for layer in zip(layers[1:], biases[1:], strict=True)]
+            self.layers.append(Linear(head[:, columns:].contiguous(), last))
 
 
 def _open(model: Any) -> tuple[DCN, Encoder | None]:

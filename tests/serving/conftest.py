@@ -1,11 +1,14 @@
 """A run on ratings of films: bags with and without weights, date-times, gaps, ids never seen."""
 
 import pytest
+from hypothesis import settings
 from serving_tables import COLUMNS, write_movies
 
 from fastcross.data import prepare
 from fastcross.training.config import TrainingConfig
 from fastcross.training.experiment import Dataset, Experiment
+
+settings.register_profile("long", max_examples=10_000)  # pytest --hypothesis-profile long
 
 
 def train(folder, name="run", seed=0, **options):

@@ -1,13 +1,12 @@
 """Raw values: RowEncoder's batches are those of a file, and a Ranker of tables scores as the run predicts."""
 
-import csv
 import math
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from serving_tables import COLUMNS, write_movies
+from serving_tables import COLUMNS, NUMBERS, rows_of, write_movies
 
 from fastcross import Ranker
 from fastcross.cli.main import main
@@ -18,16 +17,6 @@ from fastcross.data.prediction import RowEncoder
 from fastcross.training.run_folder import load_model
 
 ITEM = ("film", "minutes", "genres", "tags", "weight", "country")
-NUMBERS = ("age", "minutes")
-
-
-def rows_of(path):
-    """As a client has them: numbers as numbers, nothing as None."""
-    with open(path, newline="") as file:
-        read = [*csv.DictReader(file)]
-    return [
-        {n: (float(v) if v else None) if n in NUMBERS else v for n, v in row.items() if n != "rating"} for row in read
-    ]
 
 
 def assert_same(found, batch):
