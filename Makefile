@@ -101,7 +101,7 @@ $(VENV)/.developer: $(VENV)/.user requirements-peers.txt
 
 $(FLOORS)/.done: pyproject.toml constraints-floors.txt
 	test -x $(FLOORS)/bin/python || $(PYTHON) -m venv $(FLOORS)
-	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-floors.txt setuptools torch numpy
+	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-floors.txt "setuptools>=77" torch numpy
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-floors.txt \
 		--no-build-isolation --editable ".[train,tune,export,serve,sklearn]" pytest hypothesis
 	$(FLOORS)/bin/pip install --quiet --disable-pip-version-check --no-deps torchfm==0.7.0
