@@ -126,9 +126,9 @@ inline void use_huge_pages([[maybe_unused]] const Tensor& t) {
 }
 inline Tensor empty(ScalarType dtype, std::vector<int64_t> sizes, std::vector<int64_t> strides) {
   AtenTensorHandle made;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(sizes.size(), sizes.data(), strides.data(),
-                                                         torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
-                                                         aoti_torch_device_type_cpu(), 0, &made));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(sizes.size(), sizes.data(), strides.data(),
+                                                  torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)),
+                                                  aoti_torch_device_type_cpu(), 0, &made));
   Tensor t(made);
   use_huge_pages(t);
   return t;
