@@ -131,11 +131,13 @@ class Operator:
     def has_matrices(self) -> bool:
         return self.name in UNITS_OF
 
-    def draw(self, rows: int, d: int, layers: int, dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    def draw(
+        self, rows: int, d: int, layers: int, dtype: torch.dtype, device: torch.device, outputs: int = 2
+    ) -> list[Tensor]:
         """Rows of unit variance, and weights that keep it."""
         generator = torch.Generator().manual_seed(rows + d + layers)
         d = max(6, d + d % 2) if self.name == "cross_fcn" else d  # a LayerNorm of few numbers has gradients of noise
-        sizes = {"B": rows, "d": d, "h": d // 2, "L": layers, "C": 2, "r": min(64, max(3, d // 4)), "K": 4}
+        sizes = {"B": rows, "d": d, "h": d // 2, "L": layers, "C": outputs, "r": min(64, max(3, d // 4)), "K": 4}
         found = []
         for operand in self.operands.split():
             name, _, letters = operand.partition(":")

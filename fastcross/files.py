@@ -22,6 +22,11 @@ CHUNK = 8 << 20  # bytes per read for a checksum
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+def user_folder() -> Path:
+    """Where fastcross keeps what it can make again, unless it is told another folder."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastcross"
+
+
 @contextlib.contextmanager
 def atomic(path: Path | str) -> Iterator[Path]:
     """A temporary path beside ``path``. It is synced and renamed to ``path`` if the block ends without error."""

@@ -290,8 +290,9 @@ def first_keys(heights: Sequence[int], counts: Sequence[int]) -> list[int]:
 
 
 def key_dtype(heights: Sequence[int], counts: Sequence[int]) -> torch.dtype:
-    """int32 if it is large enough: a radix sort then takes half the passes."""
-    return torch.int32 if first_keys(heights, counts)[-1] < 2**31 else torch.int64
+    """The smallest that is large enough: a radix sort takes a pass for so many bits."""
+    keys = first_keys(heights, counts)[-1]
+    return next(dtype for dtype in (torch.int16, torch.int32, torch.int64) if keys <= torch.iinfo(dtype).max)
 
 
 NO_FAULT = torch.iinfo(torch.int64).max  # an empty entry of the record

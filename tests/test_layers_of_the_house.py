@@ -18,7 +18,7 @@ FLOORS = (
     ("accuracy", "layers"),
     ("data", "models", "optim", "polynomial"),
     ("explain", "interop", "training"),
-    ("distributed", "doctor", "estimators", "serving", "tuning"),
+    ("distributed", "doctor", "estimators", "plans", "serving", "tuning"),
     ("cli",),
     ("__main__",),
 )

@@ -89,7 +89,8 @@ def record(target: str, call: Callable[[], object], rows: tuple[int, ...] = ()) 
     """What a call of launchers would launch; ``rows``: the shape of operands whose traffic is counted."""
     recorded: list[Launch] = []
     amd, warp_size = target.startswith("gfx"), 64 if target.startswith("gfx9") else 32
-    device = Hardware(PROCESSORS, warp_size, amd, target == "gfx942" if amd else target != "sm_75")
+    tf32, blackwell = target == "gfx942" if amd else target != "sm_75", target in ("sm_100", "sm_120")
+    device = Hardware(PROCESSORS, warp_size, amd, tf32, blackwell)
 
     def run(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         recorded.append(specialise(target, kernel, args, options, rows))

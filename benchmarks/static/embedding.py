@@ -7,6 +7,8 @@ narrower words than the tables allow.
 
 import argparse
 import itertools
+import math
+import random
 import sys
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -14,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.static.cases import BATCH, TARGETS, record
+from benchmarks.static.cases import BATCH, DRAWN_TARGETS, TARGETS, record
 from benchmarks.static.machine_code import Code, Launch, compile_all, word_bits
 from fastcross.kernels import embedding as plain
 from fastcross.kernels.gpu.embedding import embedding_stack_keyed_bwd, embedding_stack_keyed_fwd
@@ -32,14 +34,35 @@ class EmbeddingCase(NamedTuple):
     bags: int = 0  # of these features the last ones; every other has weights
     pooling: str = "mean"
     values: int = 3 * BATCH  # of each bag
-    high: bool = False  # so many ids that keys take 64 bits
-
+    height: int = 2000  # of each table: keys of 16 bits for few tables, of 32 for many
     ids: torch.dtype = torch.int64
 
     @property
     def word(self) -> int:
         """Bits of the widest word that all rows are made of."""
         return word_bits(self.widths, DTYPES[self.dtype])
+
+
+def draw(seed: int, count: int) -> list[EmbeddingCase]:
+    """Cases at random: up to 30 tables of widths from 1 to 256 by their logarithms, of one width or of several."""
+    generator, cases = random.Random(seed), []
+    for _ in range(count):
+        tables, kinds = generator.randint(1, 30), generator.choice((1, 1, 2, 5))
+        widths = [round(math.exp(generator.uniform(0, math.log(256)))) for _ in range(kinds)]
+        if generator.random() < 0.5:
+            widths = [-(-width // 8) * 8 for width in widths]
+        cases.append(
+            EmbeddingCase(
+                generator.choice(DRAWN_TARGETS),
+                generator.choice(list(DTYPES)),
+                tuple(generator.choice(widths) for _ in range(tables)),
+                min(tables, generator.choice((0, 1, 2, 3, 5))),
+                generator.choice(("mean", "sum")),
+                height=generator.choice((200, 2000, 2**31)),
+                ids=generator.choice((torch.int32, torch.int64)),
+            )
+        )
+    return cases
 
 
 def launches(case: EmbeddingCase) -> list[Launch]:
@@ -56,8 +79,7 @@ def launches(case: EmbeddingCase) -> list[Launch]:
         dense, ids = empty(BATCH, 13, dtype=torch.float32), integers(BATCH, tables - case.bags)
         values, offsets = [integers(case.values)] * case.bags, [integers(BATCH)] * case.bags
         weights = [empty(case.values) if i % 2 else None for i in range(case.bags)]
-        height = 2**31 if case.high else 1000
-        stack = [empty(height, width) for width in case.widths]
+        stack = [empty(case.height, width) for width in case.widths]
         recorded = plain.new_faults(ids.shape[1], case.bags, dense.device)
         needs, bags = [True] * tables, [*values, *offsets, *weights]
         x0, keys, rows, coefficients = embedding_stack_keyed_fwd(dense, ids, bags, stack, recorded, case.pooling, needs)

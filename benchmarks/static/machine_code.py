@@ -1,6 +1,7 @@
 """Compiles one kernel for one target, without a GPU, and reads registers, spills and row traffic from the result."""
 
 import importlib
+import itertools
 import math
 import multiprocessing
 import re
@@ -59,6 +60,7 @@ class Code:
     loop: int = 0  # instructions of the longest loop, on NVIDIA: a tile of a backward pass, a layer of a forward pass
     shuffles: int = 0  # of these, words that go from thread to thread of a warp,
     barriers: int = 0  # and waits of all warps of a program for each other
+    late_loads: int = 0  # and loads from global memory after the last of these waits
     widest: int = 0  # bits, of all words that move between processor and memory
     products: int = 0  # instructions of tensor cores
     shared: int = 0  # bytes of a program's shared memory
@@ -91,6 +93,8 @@ def compile_launch(launch: Launch, count_instructions: bool = False) -> Code:
     registers, spills = _amd_usage(compiled.asm["amdgcn"]) if amd else _nvidia_usage(compiled.asm["cubin"])
     loop = _longest_loop(_dump(compiled.asm["cubin"], "-sass")) if count_instructions and not amd else []
     shuffles, barriers = (sum(name in text for text in loop) for name in ("SHFL", "BAR.SYNC"))
+    after = list(itertools.takewhile(lambda text: "BAR.SYNC" not in text, reversed(loop)))
+    late_loads = sum("LDG" in text for text in after)
     accesses = filter(None, map(_access, compiled.asm["llir"].splitlines()))
     widest = 8 * max((width for _, width, _ in accesses), default=0)
     products = len(TENSOR_CORES.findall(compiled.asm["amdgcn" if amd else "ptx"]))
@@ -98,7 +102,7 @@ def compile_launch(launch: Launch, count_instructions: bool = False) -> Code:
         registers,
         spills,
         *_row_traffic(launch, compiled.asm["llir"]),
-        *(len(loop), shuffles, barriers, widest, products, compiled.metadata.shared),
+        *(len(loop), shuffles, barriers, late_loads, widest, products, compiled.metadata.shared),
         *_directions(launch, compiled.asm["llir"]),
         _words_of_tables(launch, compiled.asm["llir"]),
     )

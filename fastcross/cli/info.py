@@ -3,6 +3,7 @@ machine, and which crosses a trained DCN uses."""
 
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ from fastcross.batch import Batch
 from fastcross.cli.printing import bar, plain, print_cache, print_metrics, show
 from fastcross.data.cache import Cache
 from fastcross.data.prediction import read_for_prediction
-from fastcross.doctor import jobs, new_report
+from fastcross.doctor import clock_of, jobs, new_report, take_turns
 from fastcross.explain.decomposition import CrossLogit
 from fastcross.explain.explanation import Explanation, Speller, dense_edges, drivers, explain_degrees, explain_example
 from fastcross.explain.explanation import explain as explain_model
@@ -49,6 +50,8 @@ def info(args: Namespace) -> int:
 def doctor(args: Namespace) -> int:
     """Exit code 1: something is wrong."""
     device = choose_device(args.device)
+    if args.tune is not None or args.run:
+        return tune_plans(args, device)
     report, todo = new_report(device), jobs(device, args.quick)
     with bar("doctor", len(todo), " checks") as progress:
         for name, job in todo:
@@ -60,6 +63,26 @@ def doctor(args: Namespace) -> int:
         report.write(Path(args.output))
         print(f"report: {Path(args.output) / 'report.md'}")
     return 1 if report.wrong else 0
+
+
+def tune_plans(args: Namespace, device: Any) -> int:
+    """Times tiles of the GPU kernels, and keeps the fastest where the kernels look for them."""
+    from fastcross import plans  # which needs Triton
+
+    if device.type != "cuda":
+        raise ValueError(f"--tune times the kernels of a GPU; got device {device}")
+    shapes = plans.parse_shapes(args.tune or ([] if args.run else ["4096x1026x6"]))
+    if args.run:
+        shapes.append(plans.shape_of(load_model(args.run, "cpu").model, Run(args.run).config["training"]["batch_size"]))
+    entries: list[plans.Entry] = []
+    with bar("tune", len(shapes), " shapes") as progress:
+        for shape in shapes:
+            progress.set_postfix_str(str(shape))
+            entries += plans.tune(shape, device, partial(take_turns, clock=clock_of(device), budget=1.0), show)
+            progress.update()
+    print(plans.table(entries))
+    print(f"tiles: {plans.keep(entries, device)}")
+    return 0
 
 
 def print_run(run: Run) -> None:

@@ -202,6 +202,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--quick", action="store_true", help="fewer shapes and no torch.compile: under a minute")
     add("--device", default="auto", help="auto, cpu, cuda, cuda:1 … (default: auto)")
     add("--output", metavar="FOLDER", help="write report.md, report.json and roofline.png there")
+    add("--tune", nargs="*", metavar="BxDxL", help="instead time tiles of the GPU kernels, and keep the fastest")
+    add("--run", metavar="RUN", help="--tune at the shape of this run")
 
     info = command("info", "show versions and backends, or the content of a run or a cache")
     info.add_argument("path", nargs="?", metavar="RUN|CACHE")

@@ -21,6 +21,7 @@ import torch
 from fastcross._version import __version__
 from fastcross.batch import Schema
 from fastcross.data.cache import Cache
+from fastcross.files import user_folder
 from fastcross.models import MODELS
 from fastcross.models.base import Model
 from fastcross.training.checkpoint import CheckpointError
@@ -50,11 +51,6 @@ OF_DATA = (
     "label_mean",
     "label_deviation",
 )
-
-
-def user_folder() -> Path:
-    """The default folder for prepared data."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fastcross"
 
 
 @dataclass(frozen=True)

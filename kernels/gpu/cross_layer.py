@@ -22,6 +22,7 @@ from fastcross.kernels.gpu.tiles import (
     add,
     dot,
     fold,
+    limit_word,
     load_rows,
     load_vector,
     scale,
@@ -70,10 +71,8 @@ def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tenso
     """y (M, d)."""
     M, N = x0.shape
     y = empty_rows(x0)
-    align = word(x0, x, y)
-    plan = launch.forward(
-        N, Work(x0.element_size(), align, 1, held=2, moved=3, rest=N % align > 0, dots=1), launch.hardware_of(x0.device)
-    )
+    work = Work(x0.element_size(), word(x0, x, y), 1, held=2, moved=3, dots=1)
+    plan = launch.forward(N, work, launch.hardware_of(x0.device))
     segments = plan.segments(N)
     w, b = w.contiguous(), None if b is None else b.contiguous()
     s = None if plan.whole_rows else _project(x, w)
@@ -83,7 +82,7 @@ def cross_layer_fwd(x0: Tensor, x: Tensor, w: Tensor, b: Tensor | None) -> Tenso
             M, N, 0 if s is None else s.shape[0],
             x0.stride(0), x.stride(0), y.stride(0),
             DTYPE=_dtype(x0, w, b), WHOLE_ROWS=plan.whole_rows, HAS_BIAS=b is not None,
-            **tile(plan, N, align),
+            **tile(plan, N),
         )  # fmt: skip
     return y
 
@@ -106,6 +105,8 @@ def _cross_layer_bwd_kernel(
     pid = tl.program_id(0)
     first = tl.program_id(1) * (CHUNKS * BLOCK_N)
     sums_ptr += pid.to(tl.int64) * (1 + NEED_DB) * columns
+    dy_ptr, x0_ptr, x_ptr = limit_word(dy_ptr, ALIGN), limit_word(x0_ptr, ALIGN), limit_word(x_ptr, ALIGN)
+    dx0_ptr, dx_ptr = limit_word(dx0_ptr, ALIGN), limit_word(dx_ptr, ALIGN)
 
     dw = zeros(NEED_DW * CHUNKS, ROWS, BLOCK_N, DTYPE)
     db = zeros(NEED_DB * CHUNKS, ROWS, BLOCK_N, DTYPE)
@@ -155,8 +156,8 @@ def cross_layer_bwd(
     dx0 = empty_rows(x0) if need_dx0 else x0.new_empty(0)
     dx = empty_rows(x) if need_dx else x.new_empty(0)
     align = word(dy, x0, x, *([dx0] if need_dx0 else []), *([dx] if need_dx else []))
-    work = Work(size, align, 1, held=3, moved=5, sums=1 + need_db, rest=N % align > 0)
-    plan = launch.backward(N, work, device, sums_in_memory=False)
+    work = Work(size, align, 1, held=3, moved=5, sums=1 + need_db)
+    plan = launch.backward(N, work, device)
     segments, programs = plan.segments(N), plan.programs(M, N, work, device)
     w = w.contiguous()
     columns = -(-N // 16) * 16
@@ -169,7 +170,7 @@ def cross_layer_bwd(
         dy.stride(0), x0.stride(0), x.stride(0), dx0.stride(0), dx.stride(0),
         DTYPE=_dtype(x0, w, b), WHOLE_ROWS=plan.whole_rows,
         NEED_DX0=need_dx0, NEED_DX=need_dx, NEED_DW=int(need_dw), NEED_DB=int(need_db),
-        **tile(plan, N, align),
+        **tile(plan, N),
     )  # fmt: skip
     dw, db = w.new_empty(N if need_dw else 0), (w if b is None else b).new_empty(N if need_db else 0)
     if need_dw or need_db:
@@ -184,13 +185,11 @@ def cross_layer_bwd(
 def _project(x: Tensor, w: Tensor) -> Tensor:
     """s = x·w by segment, (S, M)."""
     M, N = x.shape
-    align = word(x)
-    plan = launch.forward(
-        min(N, launch.SEGMENT), Work(x.element_size(), align, 1, held=1, moved=1, dots=1), launch.hardware_of(x.device)
-    )
+    work = Work(x.element_size(), word(x), 1, held=1, moved=1, dots=1)
+    plan = launch.forward(min(N, launch.SEGMENT), work, launch.hardware_of(x.device))
     buffer, kept = pack(w.unsqueeze(0), None, None, x, 0)
     s = buffer.new_empty((plan.segments(N), M))
-    project(x, kept.packed, plan, align, s)
+    project(x, kept.packed, plan, s)
     return s
 
 

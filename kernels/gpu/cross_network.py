@@ -12,10 +12,10 @@ backward 2 reads + 1 write; logits 1 read, and 1 + 1. Kept for the backward pass
 parameters (``pack``), which do not depend on the batch. Rows too long for registers (more than 22,000 columns) need a
 separate pass for their dots: one more read. With hundreds of outputs a GEMM on x_L is faster than logits.
 
-The backward pass takes three launches: the scalars (``recurrence``), the rows, and the sums of the programs
-(``reduce_sums``). Persistent programs sum dp_l x0 and dy over their rows in registers. If L·d is too large for that,
-``launch`` compares bytes: sums in a buffer per program that stays in L2, or segments of rows, whose dots need another
-read (and if even a segment's sums are too many, a pass over x0 for each group of layers).
+The backward pass takes two launches: the rows, and the sums of the programs (``reduce_sums``). Persistent programs sum
+dp_l x0 and dy over their rows in registers. If L·d is too large for that, a program takes segments of rows, whose dots
+need another read (and if even a segment's sums are too many, a pass over x0 for each group of layers). There, and where
+no weight needs a gradient, the scalars are computed before (``recurrence``): one launch more.
 """
 
 # mypy: disable-error-code=assignment
@@ -32,10 +32,10 @@ from fastcross.kernels.gpu.parameters import open_kept, pack, reduce_sums
 from fastcross.kernels.gpu.recurrence import project, recurrence_bwd, recurrence_fwd, recurrence_tile, tile, word
 from fastcross.kernels.gpu.tiles import (
     add,
-    add_sums,
     carve,
     dot,
     fold,
+    limit_word,
     load_packed,
     load_rows,
     scale,
@@ -93,25 +93,21 @@ def cross_network_fwd(x0: Tensor, w: Tensor, b: Tensor | None, keep_p: bool) -> 
     """y (M, d), and the buffer with p (L, M) if it is to be kept."""
     (M, N), L = x0.shape, w.shape[0]
     y = empty_rows(x0)
-    align = word(x0, y)
-    plan = launch.forward(
-        N,
-        Work(x0.element_size(), align, L, held=1, moved=2, rest=N % align > 0, dots=1),
-        launch.hardware_of(x0.device),
-    )
+    work = Work(x0.element_size(), word(x0, y), L, held=1, moved=2, dots=1)
+    plan = launch.forward(N, work, launch.hardware_of(x0.device))
     buffer, kept = pack(w, b, None, x0, M if keep_p else 0)
     alpha, segments = None, plan.segments(N)
     if M:
         if not plan.whole_rows:
             parts = buffer.new_empty(segments * L * M)
-            project(x0, kept.packed, plan, align, parts)
+            project(x0, kept.packed, plan, parts)
             alpha = recurrence_fwd(parts, kept, M, L, b is not None)
         _cross_network_fwd_kernel[(-(-M // plan.BLOCK_M), segments)](
             x0, kept.packed, kept.c, kept.beta, alpha, y, kept.p,
             M, N, L, kept.packed.shape[1],
             x0.stride(0), y.stride(0),
             WHOLE_ROWS=plan.whole_rows, HAS_BIAS=b is not None, KEEP_P=keep_p,
-            **tile(plan, N, align),
+            **tile(plan, N),
         )  # fmt: skip
     return y, buffer if keep_p else buffer.new_empty(0)
 
@@ -126,17 +122,14 @@ def cross_network_bwd(
 def cross_logits_fwd(x0: Tensor, w: Tensor, b: Tensor | None, v: Tensor, keep_p: bool) -> tuple[Tensor, Tensor]:
     """z (M, C), and the buffer with p followed by q (L + C, M) if they are to be kept."""
     M, N = x0.shape
-    rows, align = w.shape[0] + v.shape[0], word(x0)
-    plan = launch.forward(
-        N,
-        Work(x0.element_size(), align, rows, held=1, moved=1, rest=N % align > 0, dots=1),
-        launch.hardware_of(x0.device),
-    )
+    rows = w.shape[0] + v.shape[0]
+    work = Work(x0.element_size(), word(x0), rows, held=1, moved=1, dots=1)
+    plan = launch.forward(N, work, launch.hardware_of(x0.device))
     segments = plan.segments(N)
     in_place = segments == 1  # the dots of whole rows need no putting together
     buffer, kept = pack(w, b, v, x0, M if keep_p or in_place else 0)
     parts = kept.p if in_place else buffer.new_empty(segments * rows * M)
-    project(x0, kept.packed, plan, align, parts)
+    project(x0, kept.packed, plan, parts)
     z = x0.new_empty((M, v.shape[0]))
     recurrence_fwd(parts, kept, M, w.shape[0], b is not None, z)
     return z, buffer if keep_p else buffer.new_empty(0)
@@ -152,13 +145,13 @@ def cross_logits_bwd(
 @triton.jit(do_not_specialize=["M"])
 def _cross_network_bwd_kernel(
     # pointers
-    dy_ptr, x0_ptr, w_ptr, scalars_ptr, dx0_ptr, sums_ptr, dc_ptr,
+    dy_ptr, x0_ptr, w_ptr, c_ptr, p_ptr, scalars_ptr, dx0_ptr, sums_ptr, dc_ptr,
     # sizes
     M, N,
     # strides
     stride_dy_m, stride_x0_m, stride_dx0_m,
     # constexprs
-    WHOLE_ROWS: tl.constexpr, HAS_DY: tl.constexpr, SUMS_IN_REGISTERS: tl.constexpr,
+    WHOLE_ROWS: tl.constexpr, TAKES_SCALARS: tl.constexpr, HAS_BIAS: tl.constexpr, C: tl.constexpr,
     NEED_DX0: tl.constexpr, NEED_DW: tl.constexpr, NEED_DY_SUM: tl.constexpr, NEED_DC: tl.constexpr,
     L: tl.constexpr, LAYERS: tl.constexpr, STORED: tl.constexpr, COLUMNS: tl.constexpr,
     ALIGN: tl.constexpr, REST: tl.constexpr, RAGGED: tl.constexpr,
@@ -166,38 +159,57 @@ def _cross_network_bwd_kernel(
 ):  # fmt: skip
     """dx0 = α_L dy + Σ_l dp_l w_l; dw_l = Σ_rows dp_l x0; Σ_rows dy; dc_l = Σ_rows a_{l+1}.
 
-    Whole rows: a = dy·x0 is taken here, and the scalars are dp_l / a and a_{l+1} / a. Without dy (a head):
-    α_L dy is left out. LAYERS: how many a program takes, one group of several; 0 where nothing is summed by layer.
+    Whole rows: a = dy·x0 is taken here. The scalars are computed from p, or read if the kernel TAKES_SCALARS: dp_l, or
+    dp_l / a for whole rows. With a head of C outputs, dy is dz, and α_L dy is left out. LAYERS: how many a program
+    takes, one group of several; 0 where nothing is summed by layer.
     STORED: rows of a program's sums beside the layers', 1 where Σ_rows dy is among them. L and COLUMNS are known to the
     compiler, which then needs no register for the address of a layer.
     """
     pid = tl.program_id(0)
     first = tl.program_id(1) * (CHUNKS * BLOCK_N)
     group = tl.program_id(2) * LAYERS
-    DTYPE: tl.constexpr = scalars_ptr.dtype.element_ty
+    DTYPE: tl.constexpr = c_ptr.dtype.element_ty
     sums_ptr += pid.to(tl.int64) * ((L + STORED) * COLUMNS)
-    # Adds nothing: where W is read there is one group. What is known of the address is then what is known of the rows',
-    # so that W lies over the threads as they do.
-    w_ptr += tl.program_id(2) * ALIGN
+    # So that rows and W lie over the threads alike.
+    x0_ptr, dx0_ptr, w_ptr = limit_word(x0_ptr, ALIGN), limit_word(dx0_ptr, ALIGN), limit_word(w_ptr, ALIGN)
+    if C == 0:
+        dy_ptr = limit_word(dy_ptr, ALIGN)
 
     SUMS: tl.constexpr = LAYERS * NEED_DW
-    dw = zeros(SUMS * SUMS_IN_REGISTERS * CHUNKS, ROWS, BLOCK_N, DTYPE)
+    dw = zeros(SUMS * CHUNKS, ROWS, BLOCK_N, DTYPE)
     dy_sum = zeros(NEED_DY_SUM * CHUNKS, ROWS, BLOCK_N, DTYPE)
     dc = ()
     for _ in tl.static_range(NEED_DC * LAYERS):
         dc = dc + (tl.zeros((BLOCK_M,), DTYPE),)
-    if SUMS and not SUMS_IN_REGISTERS:
-        none = zeros(CHUNKS, ROWS, BLOCK_N, DTYPE)
-        for layer in range(L):
-            store_sums(sums_ptr + layer * COLUMNS, none, first, COLUMNS, BLOCK_N, CHUNKS)
-        tl.debug_barrier()
 
     for tile_m in range(pid, tl.cdiv(M, BLOCK_M), tl.num_programs(0)):
         offs_m = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
         mask_m = offs_m < M
-        dp_ptrs = scalars_ptr + offs_m.to(tl.int64) * (2 * L + 1)
 
-        if HAS_DY:
+        # Scalars first: after the dot, which waits for all threads, they would be waited for once more.
+        p, alphas, dp = (), (), ()
+        if TAKES_SCALARS:
+            dp_ptrs = scalars_ptr + offs_m.to(tl.int64) * (L + 1)
+            for i in tl.static_range(LAYERS):
+                dp = dp + (tl.load(dp_ptrs + group + i, mask=mask_m & (group + i < L), other=0.0),)
+            if NEED_DX0 and C == 0:
+                alpha = tl.load(dp_ptrs + L, mask=mask_m, other=0.0)
+        else:
+            alpha = tl.full((BLOCK_M,), 1.0, DTYPE)
+            for layer in tl.static_range(L - C):
+                alphas = alphas + (alpha,)
+                p_l = tl.load(p_ptr + layer * M.to(tl.int64) + offs_m, mask=mask_m, other=0.0)
+                alpha = alpha * (1 + p_l)
+                if HAS_BIAS:
+                    alpha += tl.load(c_ptr + layer)
+                p = p + (p_l,)
+            if C:
+                a = tl.zeros((BLOCK_M,), DTYPE)
+            for c in tl.static_range(C):
+                dz = tl.load(dy_ptr + offs_m.to(tl.int64) * stride_dy_m + c, mask=mask_m, other=0.0).to(DTYPE)
+                a += dz * tl.load(p_ptr + (L - C + c) * M.to(tl.int64) + offs_m, mask=mask_m, other=0.0)
+                p = p + (dz,)
+        if C == 0:
             dy = load_rows(dy_ptr, offs_m, mask_m, first, N, stride_dy_m, DTYPE, ALIGN, REST, BLOCK_N, CHUNKS)
         if WHOLE_ROWS or NEED_DW:
             x0 = load_rows(x0_ptr, offs_m, mask_m, first, N, stride_x0_m, DTYPE, ALIGN, REST, BLOCK_N, CHUNKS)
@@ -207,53 +219,50 @@ def _cross_network_bwd_kernel(
         if NEED_DY_SUM:
             dy_sum = add(dy_sum, fold(dy, ROWS, CHUNKS), CHUNKS)
         if NEED_DX0:
-            if HAS_DY:
-                dx0 = scale(tl.load(dp_ptrs + 2 * L, mask=mask_m, other=0.0), dy, CHUNKS)
-            else:
-                dx0 = zeros(CHUNKS, BLOCK_M, BLOCK_N, DTYPE)
+            dx0 = scale(alpha, dy, CHUNKS) if C == 0 else zeros(CHUNKS, BLOCK_M, BLOCK_N, DTYPE)
         if LAYERS:
             total, dc_total = (), ()
-            for i in tl.static_range(LAYERS):
-                mask = mask_m & (group + i < L)
-                dp = tl.load(dp_ptrs + group + i, mask=mask, other=0.0)
-                if WHOLE_ROWS:
-                    dp *= a
-                if NEED_DC:
-                    dc_total = dc_total + (dc[i] + a * tl.load(dp_ptrs + L + i, mask=mask, other=0.0),)
+            for i in tl.static_range(LAYERS - 1, -1, -1):
+                if not TAKES_SCALARS:
+                    above = a if i < L - C else p[i]  # a_{l+1}; of an output dz_c
+                    dp_i = above * (alphas[i] if i < L - C else alpha)
+                    if NEED_DC:
+                        dc_total = (dc[i] + above,) + dc_total
+                    if i < L - C:
+                        a = a * (1 + p[i])
+                else:
+                    dp_i = dp[i]
                 if NEED_DX0:
                     w = load_packed(w_ptr + i * COLUMNS, first, COLUMNS, DTYPE, RAGGED, BLOCK_M, BLOCK_N, CHUNKS, ROWS)
-                    dx0 = add(dx0, scale(dp, w, CHUNKS), CHUNKS)
+                    dx0 = add(dx0, scale(dp_i, w, CHUNKS), CHUNKS)
                 if SUMS:
-                    sums = fold(scale(dp, x0, CHUNKS), ROWS, CHUNKS)
-                    if SUMS_IN_REGISTERS:
-                        total = total + add(dw[i * CHUNKS : (i + 1) * CHUNKS], sums, CHUNKS)
-                    else:
-                        add_sums(sums_ptr + i * COLUMNS, sums, first, COLUMNS, BLOCK_N, CHUNKS)
+                    sums = fold(scale(dp_i, x0, CHUNKS), ROWS, CHUNKS)
+                    total = add(dw[i * CHUNKS : (i + 1) * CHUNKS], sums, CHUNKS) + total
             dw, dc = total, dc_total
         elif NEED_DX0:
             w_ptrs = w_ptr
             for layer in range(L):
-                dp = tl.load(dp_ptrs + layer, mask=mask_m, other=0.0)
+                dp_l = tl.load(dp_ptrs + layer, mask=mask_m, other=0.0)
                 if WHOLE_ROWS:
-                    dp *= a
+                    dp_l *= a
                 w = load_packed(w_ptrs, first, COLUMNS, DTYPE, RAGGED, BLOCK_M, BLOCK_N, CHUNKS, ROWS)
-                dx0 = add(dx0, scale(dp, w, CHUNKS), CHUNKS)
+                dx0 = add(dx0, scale(dp_l, w, CHUNKS), CHUNKS)
                 w_ptrs += COLUMNS
 
-        if SUMS and not SUMS_IN_REGISTERS:
-            # Loads and stores of the sums may lie differently over the threads: one may read what another wrote.
-            tl.debug_barrier()
         if NEED_DX0:
             store_rows(dx0_ptr, dx0, offs_m, mask_m, first, N, stride_dx0_m, ALIGN, REST, BLOCK_N, CHUNKS)
 
     for i in tl.static_range(LAYERS):
         layer = group + i
-        if SUMS and SUMS_IN_REGISTERS:  # noqa: SIM102 the compiler knows this, and not the next
+        if SUMS:  # noqa: SIM102 the compiler knows this, and not the next
             if layer < L:
                 sums = dw[i * CHUNKS : (i + 1) * CHUNKS]
                 store_sums(sums_ptr + layer * COLUMNS, sums, first, COLUMNS, BLOCK_N, CHUNKS)
         if NEED_DC:
-            tl.store(dc_ptr + pid * L + layer, tl.sum(dc[i], 0))
+            if C:  # all segments of a row have the same
+                tl.store(dc_ptr + pid * L + layer, tl.sum(dc[i], 0), mask=first == 0)
+            else:  # a mask would take registers
+                tl.store(dc_ptr + pid * L + layer, tl.sum(dc[i], 0))
     if NEED_DY_SUM:
         store_sums(sums_ptr + L * COLUMNS, dy_sum, first, COLUMNS, BLOCK_N, CHUNKS)
 
@@ -275,38 +284,41 @@ def network_bwd(
     align = word(x0, *([g] if v is None else []), *([dx0] if need_dx0 else []))
     work = Work(
         x0.element_size(), align, rows, held=2, moved=2 + (v is None),
-        sums=rows * need_sums + need_dy_sum, scalars=rows * need_dc, rest=N % align > 0,
+        sums=rows * need_sums + need_dy_sum, scalars=rows * need_dc,
     )  # fmt: skip
     plan = launch.backward(N, work, device, v is None)
     programs, whole = plan.programs(M, N, work, device), plan.whole_rows
     options = recurrence_tile(device, align, not whole and v is None)
-    dc_parts = programs if whole else -(-M // options["BLOCK_M"])
+    by_layer = need_sums or (need_dc and v is None)  # a head's db takes no more than the scalars
+    takes_scalars = not by_layer or plan.groups > 1 or (not whole and v is None)
+    dc_parts = -(-M // options["BLOCK_M"]) if takes_scalars else programs
     sums, scalars, dc = carve(
         buffer,
         programs * (rows + need_dy_sum) * kept.packed.shape[1] * (need_sums or need_dy_sum),
-        M * (2 * rows + 1),
+        M * (rows + 1) * takes_scalars,
         dc_parts * rows * need_dc,
     )
-    if M:
+    if M and takes_scalars:
         recurrence_bwd(
             g, x0, kept, scalars, dc, L, options,
             has_bias=b is not None, has_a=not whole and v is None, need_dc=need_dc,
         )  # fmt: skip
 
     def pass_over_rows(need_dx0: bool, need_dw: bool, adds_dy: bool, groups: int) -> None:
-        layers = -(-rows // groups) if need_dw or (need_dc and whole) else 0
+        layers = -(-rows // groups) if need_dw or (need_dc and not takes_scalars) else 0
         _cross_network_bwd_kernel[(programs, plan.segments(N), groups)](
-            g if v is None else None, x0, kept.packed, scalars, dx0, sums, dc,
+            g, x0, kept.packed, kept.c, kept.p, scalars, dx0, sums, dc,
             M, N,
-            g.stride(0) if v is None else 0, x0.stride(0), dx0.stride(0),
-            WHOLE_ROWS=whole, HAS_DY=v is None, SUMS_IN_REGISTERS=plan.sums_in_registers,
-            NEED_DX0=need_dx0, NEED_DW=int(need_dw), NEED_DY_SUM=int(adds_dy), NEED_DC=int(need_dc and whole),
+            g.stride(0), x0.stride(0), dx0.stride(0),
+            WHOLE_ROWS=whole, TAKES_SCALARS=takes_scalars, HAS_BIAS=b is not None, C=rows - L,
+            NEED_DX0=need_dx0, NEED_DW=int(need_dw), NEED_DY_SUM=int(adds_dy),
+            NEED_DC=int(need_dc and not takes_scalars),
             L=rows, LAYERS=layers, STORED=int(need_dy_sum), COLUMNS=kept.packed.shape[1],
-            **tile(plan, N, align),
+            **tile(plan, N),
         )  # fmt: skip
 
     if plan.groups == 1:
-        if need_dx0 or need_sums or need_dy_sum or (need_dc and whole):  # a head's db takes no more than the scalars
+        if need_dx0 or by_layer or need_dy_sum:
             pass_over_rows(need_dx0, need_sums, need_dy_sum, 1)
     else:
         if need_dx0 or need_dy_sum:

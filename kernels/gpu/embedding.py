@@ -242,7 +242,7 @@ def embedding_stack_keyed_fwd(
     align = launch.word_of(x0.element_size(), widths, [field[0] for field in fields])
     dense = dense if dense.stride(1) == 1 else dense.contiguous()
     block = block_of(widths, align)
-    words = (2 if x0.element_size() < 4 else 1) if values else 4  # vectors per thread that compile without a spill
+    words = 1 if values else 4  # vectors per thread that compile without a spill
     block_m = max(1, words * WARPS * launch.hardware_of(x0.device).warp_size * align // block)
     _stack_fwd_kernel[(-(-M // block_m), programs)](
         described, ids, dense, x0, keys, rows, coefficients, faults, by_bag,

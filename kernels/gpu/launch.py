@@ -1,4 +1,5 @@
-"""Launch parameters by pure arithmetic on shape, dtype and hardware: no driver call, no tuning run.
+"""Launch parameters by pure arithmetic on shape, dtype and hardware: no driver call, nothing is timed. What a user has
+had timed (``fastcross doctor --tune``) overrules the model: see ``measured.py``.
 
 A program holds ``BLOCK_M`` rows in registers, each as ``CHUNKS`` chunks of ``BLOCK_N`` columns, so that 1026 columns
 occupy 3 × 512 places instead of 2048. A thread loads vectors of ``align`` elements, as wide as the rows' strides allow.
@@ -18,6 +19,7 @@ plus the latency that few resident warps do not hide. Tiles that would spill are
 Rows too long for registers are divided into segments, with a separate pass for their dots.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Iterator, Sequence
@@ -26,21 +28,23 @@ from typing import NamedTuple
 
 import torch
 
+from fastcross.kernels.gpu.measured import Key, Measured, Tile, tiles_of
+
 REGISTER_FILE = 2048  # 32-bit registers per lane of an SM's warps
 MOST_REGISTERS = 190  # predicted, per thread; the compilers have 255, and the model may err by the difference
 MOST_REGISTERS_WITH_ADDRESSES = 240  # of 256
 MOST_REGISTERS_OF_16_WARPS = 100  # of 128
+MOST_REGISTERS_OF_16_WARPS_WITH_SUMS = 148  # which leave the compiler less to load ahead; each layer counts once more
+BLACKWELL_NEEDS = 6  # more, or the compiler spills
 AMD_CAN_DO_WITHOUT = 80  # registers
 MOST_WARPS = 48  # resident on an SM, on the smaller chips
 WORD = 16  # bytes
 
 # An SM of a current chip: bytes of memory traffic and warp instructions per cycle, with some issue slots lost.
 BYTES_PER_CYCLE, INSTRUCTIONS_PER_CYCLE = 14.0, 2.5
-CACHE_COST = 0.4  # of a byte through L2, in bytes of memory traffic
-OWN_CACHE = 128 * 1024  # bytes of an SM's L1 that hold a program's sums
 LATENCY_WARPS = 3  # as many resident warps leave as much time uncovered as they work
 
-BACKWARD_WARPS = (4, 8)
+BACKWARD_WARPS, LONG_ROWS_WARPS = (4, 8), (16,)  # AMD's compiler would spill with 16
 
 SEGMENT = 4096  # columns per program if a row's dots are computed in segments
 SEGMENT_WITH_SUMS = 128  # columns per program if sums over rows are computed in segments: many rows side by side
@@ -57,10 +61,30 @@ class Hardware(NamedTuple):
     warp_size: int = 32
     amd: bool = False
     tf32: bool = False  # whether Triton can multiply float32 in tf32 on its tensor cores
+    blackwell: bool = False
+    measured: Measured | None = None
 
 
-@functools.cache
+_KNOWN: dict[torch.device, Hardware] = {}
+
+
 def hardware_of(device: torch.device) -> Hardware:
+    """What is known of a device; its file of measured tiles is read at first use."""
+    return _KNOWN.get(device) or _KNOWN.setdefault(device, _look_up(device))
+
+
+@contextlib.contextmanager
+def using(device: torch.device, tiles: Measured | None) -> Iterator[None]:
+    """Within it the device's plans are these, in place of those of its file."""
+    before = hardware_of(device)
+    _KNOWN[device] = before._replace(measured=tiles)
+    try:
+        yield
+    finally:
+        _KNOWN[device] = before
+
+
+def _look_up(device: torch.device) -> Hardware:
     """From the properties that PyTorch has cached, without synchronisation. The defaults are for the interpreter and
     for devices whose properties PyTorch does not provide."""
     if device.type != "cuda":
@@ -69,7 +93,8 @@ def hardware_of(device: torch.device) -> Hardware:
     warp_size = getattr(properties, "warp_size", 32)
     amd = torch.version.hip is not None
     tf32 = properties.gcnArchName.startswith("gfx942") if amd else properties.major >= 8
-    return Hardware(properties.multi_processor_count, warp_size, amd, tf32)
+    blackwell = not amd and properties.major >= 10
+    return Hardware(properties.multi_processor_count, warp_size, amd, tf32, blackwell, tiles_of(properties.name))
 
 
 def word_of(itemsize: int, lengths: Sequence[int], addresses: Sequence[int]) -> int:
@@ -81,14 +106,14 @@ class Work(NamedTuple):
     """The work of a kernel on a row of d elements."""
 
     itemsize: int
-    align: int  # elements per vector load
+    align: int  # elements per vector load, at most
     layers: int  # rows of parameters applied to the row
     held: int  # tensors of rows in registers at once
     moved: int  # reads and writes of rows
     sums: int = 0  # sums over rows, of d columns each, in registers
     scalars: int = 0  # sums over rows of one scalar each, in registers
-    rest: bool = False  # rows end within a vector, whose elements move one by one
     dots: int = 0  # per row and layer (forward passes: 1; backward passes take one for all layers)
+    rest: bool = False  # rows end within a vector, whose elements move one by one; this module sets it
 
     @property
     def size(self) -> int:
@@ -104,15 +129,20 @@ class Plan:
     BLOCK_N: int
     CHUNKS: int
     ROWS: int  # rows that the threads process side by side
+    ALIGN: int  # elements per vector
     num_warps: int
     registers: int
     resident: int  # programs per SM
+    busy: float  # of their warps those that have columns, lanes without any left out
     instructions: float  # of a warp, per row
     bytes: float  # per row
     addresses: int = 0  # further registers on AMD, whose instructions have no large immediate offsets
     whole_rows: bool = True  # otherwise a program processes a segment of each row
-    sums_in_registers: bool = True  # otherwise in a buffer per program
     groups: int = 1  # groups of layers, each with a separate pass over the rows for its sums
+
+    @property
+    def tile(self) -> Tile:
+        return self.BLOCK_M, self.BLOCK_N, self.ROWS, self.ALIGN, self.num_warps
 
     @property
     def columns(self) -> int:
@@ -122,7 +152,7 @@ class Plan:
     def cycles(self) -> float:
         """Estimated cycles of one SM per row: the longer of memory and issue time hides half of the other."""
         memory, issue = self.bytes / BYTES_PER_CYCLE, self.instructions / INSTRUCTIONS_PER_CYCLE
-        return (max(memory, issue) + min(memory, issue) / 2) * (1 + LATENCY_WARPS / (self.resident * self.num_warps))
+        return (max(memory, issue) + min(memory, issue) / 2) * (1 + LATENCY_WARPS / self.busy)
 
     def segments(self, d: int) -> int:
         return -(-d // self.columns)
@@ -142,34 +172,57 @@ class Plan:
 @functools.lru_cache(maxsize=4096)
 def forward(d: int, work: Work, hardware: Hardware) -> Plan:
     """The plan of a pass without sums over rows."""
-    plan = _best(d, work, hardware, (1, 2, 4, 8, 16))
-    if plan is not None:
-        return plan
-    segment = _best(min(d, SEGMENT), work, hardware, (1, 2, 4, 8, 16))
-    assert segment is not None
-    return replace(segment, whole_rows=False)
+    return _choose("forward", d, work, hardware, True)
 
 
 @functools.lru_cache(maxsize=4096)
-def backward(d: int, work: Work, hardware: Hardware, whole_rows: bool = True, sums_in_memory: bool = True) -> Plan:
-    """The plan of a pass with sums over rows: whole rows with their sums in registers, if they fit.
+def backward(d: int, work: Work, hardware: Hardware, whole_rows: bool = True) -> Plan:
+    """The plan of a pass with sums over rows."""
+    return _choose("backward", d, work, hardware, whole_rows)
 
-    Otherwise by bytes: whole rows with their sums in memory, or segments of rows with a separate pass for their dots.
+
+def _choose(kind: str, d: int, work: Work, hardware: Hardware, whole_rows: bool) -> Plan:
+    """The fastest of those that were measured, or the model's choice."""
+    plans = candidates(kind, d, work, hardware, whole_rows)
+    if hardware.measured is None:
+        return plans[0]
+    tile = hardware.measured.get(key_of(kind, d, work, whole_rows))
+    return next((plan for plan in plans if plan.tile == tile), plans[0])
+
+
+def key_of(kind: str, d: int, work: Work, whole_rows: bool) -> Key:
+    """The class of shapes that share a plan, on one device."""
+    return tuple(sorted({"kind": kind, "d": d, "whole_rows": whole_rows, **work._asdict()}.items()))
+
+
+def candidates(kind: str, d: int, work: Work, hardware: Hardware, whole_rows: bool = True) -> list[Plan]:
+    """Every plan that can run, the model's choice first.
+
+    Backward, whole rows have their sums in registers, if they fit; otherwise segments of rows, with a separate pass for
+    their dots.
     """
-    memory = None
+    work = _with_rest(d, work)
+    if kind == "forward":
+        every = (1, 2, 4, 8, 16)
+        segments = [replace(plan, whole_rows=False) for plan in _ranked(min(d, SEGMENT), [work], hardware, every)]
+        return _ranked(d, [work], hardware, every) or segments
     if whole_rows:
-        whole = _best(d, work, hardware, BACKWARD_WARPS)
-        if whole is not None:
-            return whole
-        # With sums in memory AMD's compiler, which unrolls the layers, loads those of all layers ahead, and spills.
-        memory = _best_with_sums_in_memory(d, work, hardware) if sums_in_memory and not hardware.amd else None
+        # A vector of 8 halves can leave half of the lanes without columns; one of 4 divides rows as float32 does.
+        words = dict.fromkeys((work.align, min(work.align, 4)))
+        works = [_with_rest(d, work._replace(align=word)) for word in words]
+        for warps in (BACKWARD_WARPS, LONG_ROWS_WARPS)[: 1 if hardware.amd else 2]:
+            if plans := _ranked(d, works, hardware, warps):
+                return plans
     block, groups = min(d, SEGMENT_WITH_SUMS), 1
-    while (part := _best(block, _group(work, groups), hardware, BACKWARD_WARPS)) is None:
+    while not (plans := _ranked(block, [_group(work, groups)], hardware, BACKWARD_WARPS)):
         groups += 1
     # The dots read both operands once more, and each of several groups reads the rows once more.
-    moved = work.moved + 2 * whole_rows + (groups if groups > 1 else 0)
-    part = replace(part, whole_rows=False, groups=groups, bytes=moved * d * work.itemsize)
-    return part if memory is None or part.bytes < memory.bytes else memory
+    moved = (work.moved + 2 * whole_rows + (groups if groups > 1 else 0)) * d * work.itemsize
+    return [replace(plan, whole_rows=False, groups=groups, bytes=moved) for plan in plans]
+
+
+def _with_rest(d: int, work: Work) -> Work:
+    return work._replace(rest=d % work.align > 0)
 
 
 def _group(work: Work, groups: int) -> Work:
@@ -177,30 +230,15 @@ def _group(work: Work, groups: int) -> Work:
     return work._replace(layers=-(-work.layers // groups), sums=-(-work.sums // groups), scalars=0)
 
 
-def _best_with_sums_in_memory(d: int, work: Work, hardware: Hardware) -> Plan | None:
-    without = work._replace(sums=0)
-    plans = []
-    for tile in _tiles(d, work, hardware, BACKWARD_WARPS):
-        plan = predict(d, without, hardware, *tile)
-        # A thread holds a layer's sums and weights, and the scalars of all layers, which are unrolled here too.
-        columns = plan.CHUNKS * max(work.align, plan.BLOCK_N // (plan.num_warps * hardware.warp_size))
-        plan = replace(plan, registers=plan.registers + work.size * (columns + plan.BLOCK_M * work.layers))
-        if plan.ROWS == 1 and _fits(plan):
-            # They are read from the SM's L1 if they fit, and always written through it.
-            size = work.sums * 4 * work.size * d
-            through_cache = size / plan.BLOCK_M * (1 if size <= OWN_CACHE else 2)
-            plans.append(replace(plan, sums_in_registers=False, bytes=plan.bytes + CACHE_COST * through_cache))
-    return min(plans, key=lambda plan: plan.bytes, default=None)
-
-
 def scalars(hardware: Hardware) -> dict[str, int]:
     """Several rows per thread and one warp per program: many programs even for a small batch."""
     return {"BLOCK_M": hardware.warp_size * SCALARS_PER_THREAD, "num_warps": 1}
 
 
-def _best(d: int, work: Work, hardware: Hardware, warps: tuple[int, ...]) -> Plan | None:
-    plans = (predict(d, work, hardware, *tile) for tile in _tiles(d, work, hardware, warps))
-    return min(filter(_fits, plans), key=lambda plan: plan.cycles, default=None)
+def _ranked(d: int, works: Sequence[Work], hardware: Hardware, warps: tuple[int, ...]) -> list[Plan]:
+    """The plans that fit, the fastest first."""
+    every = ((work, predict(d, work, hardware, *t)) for work in works for t in _tiles(d, work, hardware, warps))
+    return sorted((plan for work, plan in every if _fits(plan, work, hardware)), key=lambda plan: plan.cycles)
 
 
 def _tiles(d: int, work: Work, hardware: Hardware, warps: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
@@ -219,8 +257,11 @@ def _tiles(d: int, work: Work, hardware: Hardware, warps: tuple[int, ...]) -> It
             block //= 2
 
 
-def _fits(plan: Plan) -> bool:
-    most = MOST_REGISTERS if plan.num_warps < 16 else MOST_REGISTERS_OF_16_WARPS
+def _fits(plan: Plan, work: Work, hardware: Hardware) -> bool:
+    most = MOST_REGISTERS
+    if plan.num_warps >= 16:
+        with_sums = MOST_REGISTERS_OF_16_WARPS_WITH_SUMS - work.layers - BLACKWELL_NEEDS * hardware.blackwell
+        most = with_sums if work.sums else MOST_REGISTERS_OF_16_WARPS
     return plan.registers <= most and plan.registers + plan.addresses <= MOST_REGISTERS_WITH_ADDRESSES
 
 
@@ -249,10 +290,13 @@ def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, 
     resident = max(1, min(REGISTER_FILE // (given * num_warps), MOST_WARPS // num_warps))
 
     dot = rows * 10 + (16 if sharing > 1 else 0)  # instructions besides its products
-    layer = work.size * elements * (1 + (work.sums > 0)) + columns / 2 + 4 * rows + work.dots * dot
+    scalars = 8 if work.sums else 4  # a pass with sums computes those of its rows
+    layer = work.size * elements * (1 + (work.sums > 0)) + columns / 2 + scalars * rows + work.dots * dot
     passes = work.moved * (words * 4 + elements * (2 if work.itemsize == 2 else 0.5) + rest * 5) + 30
     if not work.dots:
         passes += work.size * elements + dot
     instructions = (work.layers * layer + passes) * num_warps / BLOCK_M
     moved = work.moved * d * work.itemsize
-    return Plan(BLOCK_M, BLOCK_N, chunks, ROWS, num_warps, registers, resident, instructions, moved, addresses)
+    busy = resident * num_warps * d / (chunks * BLOCK_N)
+    layout = BLOCK_M, BLOCK_N, chunks, ROWS, work.align, num_warps
+    return Plan(*layout, registers, resident, busy, instructions, moved, addresses)

@@ -78,8 +78,10 @@ def recurrence_fwd(
 
 
 @triton.jit
-def _row_dot(dy_ptr, x0_ptr, offs_m, mask_m, N, stride_dy_m, stride_x0_m, DTYPE: tl.constexpr, ALIGN: tl.constexpr,
-             BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+def _row_dot(
+    dy_ptr, x0_ptr, offs_m, mask_m, N, stride_dy_m, stride_x0_m,
+    DTYPE: tl.constexpr, ALIGN: tl.constexpr, REST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """dy·x0 for rows of any length: chunk by chunk within a thread, then once across threads."""
     aligned = N // ALIGN * ALIGN
     dy_ptrs = dy_ptr + row_offsets(offs_m, stride_dy_m, ALIGN)
@@ -91,7 +93,7 @@ def _row_dot(dy_ptr, x0_ptr, offs_m, mask_m, N, stride_dy_m, stride_x0_m, DTYPE:
         dy = tl.load(dy_ptrs + offs_n, mask=mask, other=0.0).to(DTYPE)
         total += dy * tl.load(x0_ptrs + offs_n, mask=mask, other=0.0).to(DTYPE)
     a = tl.sum(total, 1)
-    if ALIGN > 1:  # the last N % ALIGN columns
+    if REST:  # the last N % ALIGN columns
         offs_n = aligned + tl.arange(0, ALIGN)[None, :]
         mask = mask_m[:, None] & (offs_n < N)
         dy = tl.load(dy_ptrs + offs_n, mask=mask, other=0.0).to(DTYPE)
@@ -109,12 +111,12 @@ def _recurrence_bwd_kernel(
     stride_dy_m, stride_x0_m,
     # constexprs
     HAS_BIAS: tl.constexpr, HAS_A: tl.constexpr, HAS_HEAD: tl.constexpr, NEED_DC: tl.constexpr,
-    ALIGN: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    ALIGN: tl.constexpr, REST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dp_l = a_{l+1} α_l; dc_l = Σ_rows a_{l+1}; a_l = a_{l+1} (1 + p_l); with a head, dy is dz and a_L = Σ_c dz_c q_c.
 
-    Scalars of a row lie side by side: dp (L + C), a (L + C), α_L. Without a (neither a head nor HAS_A) a_L is 1: dp_l
-    lacks that factor, and a_{l+1} / a_L is stored.
+    Scalars of a row lie side by side: dp (L + C), α_L. Without a (neither a head nor HAS_A) a_L is 1: dp_l lacks that
+    factor.
     """
     pid = tl.program_id(0).to(tl.int64)
     offs_m = pid * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -122,8 +124,7 @@ def _recurrence_bwd_kernel(
     step = M.to(tl.int64)
     DTYPE: tl.constexpr = c_ptr.dtype.element_ty
     dc_ptr += pid * (L + C)
-    dp_ptrs = scalars_ptr + offs_m * (2 * (L + C) + 1)
-    a_ptrs = dp_ptrs + (L + C)
+    dp_ptrs = scalars_ptr + offs_m * (L + C + 1)
 
     # dp_l holds α_l until the way back.
     alpha = tl.full((BLOCK_M,), 1.0, DTYPE)
@@ -133,7 +134,7 @@ def _recurrence_bwd_kernel(
         if HAS_BIAS:
             alpha += tl.load(c_ptr + layer)
     if not HAS_HEAD:
-        tl.store(a_ptrs + (L + C), alpha, mask=mask_m)
+        tl.store(dp_ptrs + (L + C), alpha, mask=mask_m)
     # α_l goes through memory, and a load may lie over the threads otherwise than the store did: a thread may read what
     # others wrote. Only threads of this program are concerned, since no other touches its rows of dp; and each α_l is
     # read once, below, before dp_l, which is computed from it, takes its place. So the one thing to order is the last
@@ -154,7 +155,7 @@ def _recurrence_bwd_kernel(
                 tl.store(dc_ptr + layer, tl.sum(dz, 0))
     elif HAS_A:
         a = _row_dot(
-            dy_ptr, x0_ptr, offs_m, mask_m, N, stride_dy_m, stride_x0_m, DTYPE, ALIGN, BLOCK_M, BLOCK_N
+            dy_ptr, x0_ptr, offs_m, mask_m, N, stride_dy_m, stride_x0_m, DTYPE, ALIGN, REST, BLOCK_M, BLOCK_N
         )  # fmt: skip
     else:
         a = tl.full((BLOCK_M,), 1.0, DTYPE)
@@ -163,10 +164,7 @@ def _recurrence_bwd_kernel(
         layer = L - 1 - i
         tl.store(dp_ptrs + layer, a * tl.load(dp_ptrs + layer, mask=mask_m, other=0.0), mask=mask_m)
         if NEED_DC:
-            if HAS_A or HAS_HEAD:
-                tl.store(dc_ptr + layer, tl.sum(a, 0))
-            else:
-                tl.store(a_ptrs + layer, a, mask=mask_m)
+            tl.store(dc_ptr + layer, tl.sum(a, 0))
         a = a * (1 + tl.load(p_ptr + layer * step + offs_m, mask=mask_m, other=0.0))
 
 
@@ -183,9 +181,9 @@ def recurrence_bwd(
     has_a: bool,
     need_dc: bool,
 ) -> None:
-    """From the incoming gradient (dy, or dz if there is a head) to ``scalars`` (M, 2 (L + C) + 1) and dc.
+    """From the incoming gradient (dy, or dz if there is a head) to ``scalars`` (M, L + C + 1) and dc.
 
-    ``has_a``: a = dy·x0 is taken here and multiplied in; else dp and a lack that factor, and dc is left to the rows.
+    ``has_a``: a = dy·x0 is taken here and multiplied in; else, without a head, dp lacks that factor.
     """
     rows, (M, N) = kept.packed.shape[0], x0.shape
     has_head = rows > layers
@@ -193,7 +191,8 @@ def recurrence_bwd(
         g if has_head or has_a else None, x0 if has_a else None, kept.p, kept.c, scalars, dc,
         M, N, layers, rows - layers,
         g.stride(0), x0.stride(0),
-        HAS_BIAS=has_bias, HAS_A=has_a, HAS_HEAD=has_head, NEED_DC=need_dc, **options,
+        HAS_BIAS=has_bias, HAS_A=has_a, HAS_HEAD=has_head, NEED_DC=need_dc,
+        REST=N % options["ALIGN"] > 0, **options,
     )  # fmt: skip
 
 
@@ -232,7 +231,7 @@ def _project_kernel(
         p_ptrs += M
 
 
-def project(x: Tensor, packed: Tensor, plan: Plan, align: int, out: Tensor) -> None:
+def project(x: Tensor, packed: Tensor, plan: Plan, out: Tensor) -> None:
     """out[s, l] = x·w_l over segment s; ``packed`` is W, as ``pack`` lays it out."""
     M, N = x.shape
     if M:
@@ -240,7 +239,7 @@ def project(x: Tensor, packed: Tensor, plan: Plan, align: int, out: Tensor) -> N
             x, packed, out,
             M, N, *packed.shape,
             x.stride(0),
-            **tile(plan, N, align),
+            **tile(plan, N),
         )  # fmt: skip
 
 
@@ -271,17 +270,15 @@ def _row_dot_kernel(
 def row_dot(dy: Tensor, x0: Tensor, like: Tensor) -> Tensor:
     """a = dy·x0 by segment, (S, M), in the dtype of ``like``."""
     M, N = x0.shape
-    align = word(dy, x0)
-    plan = launch.forward(
-        min(N, launch.SEGMENT), Work(x0.element_size(), align, 0, held=2, moved=2), launch.hardware_of(x0.device)
-    )
+    work = Work(x0.element_size(), word(dy, x0), 0, held=2, moved=2)
+    plan = launch.forward(min(N, launch.SEGMENT), work, launch.hardware_of(x0.device))
     a = like.new_empty((plan.segments(N), M))
     if M:
         _row_dot_kernel[(-(-M // plan.BLOCK_M), a.shape[0])](
             dy, x0, a,
             M, N,
             dy.stride(0), x0.stride(0),
-            **tile(plan, N, align),
+            **tile(plan, N),
         )  # fmt: skip
     return a
 
@@ -297,12 +294,12 @@ def word(*rows: Tensor) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def tile(plan: Plan, N: int, align: int) -> dict[str, int]:
+def tile(plan: Plan, N: int) -> dict[str, int]:
     """The constexprs for the layout of rows of N elements in memory and in a program."""
     whole = plan.segments(N) == 1
     return {
-        "ALIGN": align,
-        "REST": 0 if N % align == 0 else 1 if whole else plan.CHUNKS,
+        "ALIGN": plan.ALIGN,
+        "REST": 0 if N % plan.ALIGN == 0 else 1 if whole else plan.CHUNKS,
         "RAGGED": 0 if plan.columns * plan.segments(N) <= -(-N // 16) * 16 else 1 if whole else plan.CHUNKS,
         "BLOCK_M": plan.BLOCK_M,
         "BLOCK_N": plan.BLOCK_N,

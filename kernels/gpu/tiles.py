@@ -36,6 +36,12 @@ def row_offsets(offs_m, stride, ALIGN: tl.constexpr):
 
 
 @triton.jit
+def limit_word(ptr, ALIGN: tl.constexpr):
+    """The same address, of which the compiler does not know that it allows vectors of more than ALIGN elements."""
+    return ptr + tl.program_id(2) // tl.num_programs(2) * ALIGN
+
+
+@triton.jit
 def load_rows(
     ptr, offs_m, mask_m, first, N, stride,
     DTYPE: tl.constexpr, ALIGN: tl.constexpr, REST: tl.constexpr, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr,
@@ -158,15 +164,6 @@ def store_sums(ptr, sums, first, columns, BLOCK_N: tl.constexpr, CHUNKS: tl.cons
     for k in tl.static_range(CHUNKS):
         offs_n = first + k * BLOCK_N + tl.arange(0, BLOCK_N)
         tl.store(ptr + offs_n, tl.sum(sums[k], 0), mask=offs_n < columns)
-
-
-@triton.jit
-def add_sums(ptr, sums, first, columns, BLOCK_N: tl.constexpr, CHUNKS: tl.constexpr):
-    """Adds to sums in memory; the caller waits for the program's other threads before it adds to them again."""
-    for k in tl.static_range(CHUNKS):
-        offs_n = first + k * BLOCK_N + tl.arange(0, BLOCK_N)
-        mask_n = offs_n < columns
-        tl.store(ptr + offs_n, tl.load(ptr + offs_n, mask=mask_n, other=0.0) + tl.sum(sums[k], 0), mask=mask_n)
 
 
 @triton.jit

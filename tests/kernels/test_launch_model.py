@@ -64,30 +64,30 @@ def test_weights_lie_over_the_threads_as_rows_do(layout):
     assert predicted_and_compiled(backward)[2].barriers <= 3
 
 
-def test_deep_networks_take_their_sums_by_bytes():
-    """Sums in memory would pass 200 MB through a cache at d = 1026 from L = 12 on, where another read of rows is 34."""
-    for layers in (12, 16, 24):
-        case = Case("sm_80", "cross_network_bwd", 1026, layers, "fp32", "aligned")
-        with mock.patch.object(model, "backward", wraps=model.backward) as backward:
-            launches(case)
-        d, work, hardware, *_ = backward.call_args.args
-        plan, memory = model.backward(d, work, hardware), model._best_with_sums_in_memory(d, work, hardware)
-        assert plan.sums_in_registers
-        assert plan.bytes <= memory.bytes
-
-
-def test_sums_in_memory():
-    """Their traffic is no part of the rows'; AMD's compiler would spill there, and takes segments."""
-    case = Case("sm_80", "cross_network_bwd", 3744, 7, "fp32", "aligned")
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_long_rows_stay_in_registers(dtype):
+    """16 warps have the registers of an SM: d = 4096 and L = 6 move what the floor moves. AMD takes segments."""
+    case = Case("sm_80", "cross_network_bwd", 4096, 6, dtype, "aligned")
     plan, launch, code = predicted_and_compiled(case)
     assert plan.whole_rows
-    assert not plan.sums_in_registers
-    assert code.spills == 0
-    assert plan.resident <= model.REGISTER_FILE // (code.registers * launch.num_warps)
+    assert launch.num_warps == 16
+    assert (code.spills, code.reads, code.writes) == (0, 2, 1)
     plan, _, code = predicted_and_compiled(case._replace(target="gfx1100"))
-    assert plan.sums_in_registers
     assert not plan.whole_rows
     assert code.spills == 0
+
+
+def test_rows_of_halves_leave_few_lanes_idle():
+    plan, _, code = predicted_and_compiled(Case("sm_90", "cross_network_bwd", 1026, 6, "bf16", "aligned"))
+    assert (plan.columns, plan.ALIGN) == (1536, 4)
+    assert code.words == {64}
+
+
+def test_scalars_come_before_the_dot():
+    """After its barriers the backward pass reads nothing but the weights: 3 chunks of 6 layers."""
+    case = Case("sm_90", "cross_network_bwd", 1026, 6, "fp32", "aligned")
+    code = predicted_and_compiled(case)[2]
+    assert code.late_loads == 18
 
 
 def test_loops_are_counted_from_the_branch_back():

@@ -50,7 +50,7 @@ def test_cases_that_once_spilled():
     """One of each class that other seeds have found; all but the last on AMD."""
     some = {"outputs": 1, "bias": True, "needs": (True, True, True)}
     cases = [
-        Case("gfx1100", "cross_network_bwd", 3013, 4, "mixed", "packed", **some),  # sums in memory
+        Case("gfx1100", "cross_network_bwd", 3013, 4, "mixed", "packed", **some),  # segments, with a dot before
         Case("gfx1100", "cross_network_bwd", 366, 17, "fp16/32", "packed", **some),  # narrow words, many layers
         Case("gfx1100", "cross_network_bwd", 160, 25, "fp32", "aligned", **some),  # segments, many layers
         Case("gfx1100", "cross_logits_bwd", 6952, 5, "mixed", "packed", outputs=7, bias=False),  # many outputs
@@ -90,7 +90,7 @@ def test_row_updates_do_not_spill(target):
 @pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx1100"])
 def test_embedding_kernels_do_not_spill(target):
     """And move words as wide as the tables' rows allow; ``python -m benchmarks.static.embedding`` has all targets."""
-    paper = embedding.EmbeddingCase(target, "bf16", embedding.WIDTHS[1], bags=1, pooling="sum", high=True)
+    paper = embedding.EmbeddingCase(target, "bf16", embedding.WIDTHS[1], bags=1, pooling="sum", height=2**31)
     usual = [case for case in embedding.grid((target,), ("fp32",)) if case.widths != embedding.WIDTHS[2]]
     short = embedding.EmbeddingCase(target, "bf16", embedding.WIDTHS[4], bags=1, ids=torch.int32)
     found = list(embedding.survey([*usual, paper, short]))

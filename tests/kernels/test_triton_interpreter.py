@@ -9,7 +9,19 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "name", ["kernels", "bounds", "embedding", "faults", "training", "row_updates", "multiplicative", "steps", "folded"]
+    "name",
+    [
+        "kernels",
+        "bounds",
+        "embedding",
+        "faults",
+        "training",
+        "row_updates",
+        "multiplicative",
+        "steps",
+        "folded",
+        "plans",
+    ],
 )
 def test_kernels_in_the_interpreter(name):
     pytest.importorskip("triton")
