@@ -2,14 +2,16 @@
 
 from dataclasses import dataclass, replace
 
+import torch
+
 
 @dataclass(frozen=True)
 class Peer:
-    """Another package's cross network: the path of its class, and where a layer's parameters lie ({}: the layer)."""
+    """Another package's cross network: the path of its class, and what it is built with."""
 
     path: str
-    weight: str
-    bias: str
+    sizes: str = "dL"  # as for an operator's operands
+    options: tuple[tuple[str, object], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class Contestant:
     compiled: bool = False  # by torch.compile
     exported: bool = False  # written to a file, loaded again
     graph: bool = False  # replayed as a CUDA graph; left out where there is no GPU
-    floor: str | None = None  # no contestant but a bound: "copy" of x0, or an "empty" autograd.Function
+    floor: str | None = None  # no contestant but a bound: "copy" of x0, an "empty" autograd.Function, the "products"
     cross: bool = True  # False: the model without its cross network, a DNN
     lazy_adam: bool = True  # Adam on the embedding rows of the batch (fastcross.optim); False: on whole tables
     layers: int | None = None  # in place of the workload's, for depths against each other
@@ -42,22 +44,36 @@ GRAPHS = (
 COPY = Contestant("copy of x0", floor="copy")
 EMPTY = Contestant("empty autograd.Function", floor="empty")
 
+PRODUCTS = Contestant("GEMMs alone", floor="products")
+
 # As the packages come: their Adam updates whole tables.
-DEEPCTR = Contestant(
-    "DeepCTR-Torch", peer=Peer("deepctr_torch.layers.interaction.CrossNet", "kernels", "bias"), lazy_adam=False
-)
-TORCHREC = Contestant(
-    "TorchRec", peer=Peer("torchrec.modules.crossnet.VectorCrossNet", "kernels.{}", "bias.{}"), lazy_adam=False
-)
-FUXICTR = Contestant(
-    "FuxiCTR",
-    peer=Peer(
-        "fuxictr.pytorch.layers.interactions.cross_net.CrossNet", "cross_net.{}.weight.weight", "cross_net.{}.bias"
-    ),
-    lazy_adam=False,
-)
-TORCHFM = Contestant("torchfm", peer=Peer("torchfm.layer.CrossNetwork", "w.{}.weight", "b.{}"), lazy_adam=False)
+DEEPCTR = Contestant("DeepCTR-Torch", peer=Peer("deepctr_torch.layers.interaction.CrossNet"), lazy_adam=False)
+TORCHREC = Contestant("TorchRec", peer=Peer("torchrec.modules.crossnet.VectorCrossNet"), lazy_adam=False)
+FUXICTR = Contestant("FuxiCTR", peer=Peer("fuxictr.pytorch.layers.interactions.cross_net.CrossNet"), lazy_adam=False)
+TORCHFM = Contestant("torchfm", peer=Peer("torchfm.layer.CrossNetwork"), lazy_adam=False)
 PEERS = (DEEPCTR, TORCHREC, FUXICTR, TORCHFM)
+
+
+def _of_the_family(package: Contestant, name: str, sizes: str = "dL", **options: object) -> Contestant:
+    """Another network of the package: the class ``name`` beside its rank-one network."""
+    assert package.peer is not None
+    path = f"{package.peer.path.rpartition('.')[0]}.{name}"
+    return replace(package, peer=Peer(path, sizes, tuple(options.items())))
+
+
+FAMILY_PEERS = {
+    "cross_matrix": (
+        _of_the_family(DEEPCTR, "CrossNet", parameterization="matrix"),
+        _of_the_family(TORCHREC, "CrossNet"),
+        _of_the_family(FUXICTR, "CrossNetV2"),
+    ),
+    "cross_low_rank": (_of_the_family(TORCHREC, "LowRankCrossNet", "dLr"),),
+    "cross_mixture": (
+        _of_the_family(DEEPCTR, "CrossNetMix", "drKL"),
+        _of_the_family(TORCHREC, "LowRankMixtureCrossNet", "dLKr", activation=torch.tanh),
+        _of_the_family(FUXICTR, "CrossNetMix", "dLrK"),
+    ),
+}
 
 # Whole models.
 DNN = Contestant("DNN alone", cross=False)

@@ -171,6 +171,7 @@ MATRICES = (deepctr_matrix, torchrec_matrix, fuxictr_matrix, recbole_matrix, rec
 LOW_RANK = (torchrec_low_rank, tzrec_low_rank)
 MIXTURES = (deepctr_mixture, torchrec_mixture, torchrec_expert, fuxictr_mixture, recbole_mixture)
 BUILDERS = RANK_ONE + MATRICES + LOW_RANK + MIXTURES + (fuxictr_gated,)
+SAME_PRODUCTS = (*MATRICES, *LOW_RANK, fuxictr_gated)  # with as few GEMMs as fastcross's operators have
 STAND_INS = (tzrec, tzrec_low_rank, fuxictr_gated)
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from benchmarks.contestants import COPY, DNN, EAGER, EMPTY, OURS, PEERS, swapped
+from benchmarks.contestants import COPY, DNN, EAGER, EMPTY, OURS, PEERS, PRODUCTS, swapped
 from benchmarks.report.runs import Case, Spread, Suite
 
-FLOORS = (COPY.name, EMPTY.name)
+FLOORS = (COPY.name, EMPTY.name, PRODUCTS.name)
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -88,6 +88,7 @@ def case_table(case: Case) -> str:
         "× before": lambda name: times(case.ratio(before[name], name).middle) if before.get(name) in case.names else "",
         "× DNN's time": relative(DNN.name),
         "copies of x0": relative(COPY.name),
+        "× GEMMs": relative(PRODUCTS.name),
         "GB/s": gigabytes,
         "kept": lambda name: size(case.weight(name, "kept_bytes")),
         "peak": lambda name: size(case.weight(name, "peak_bytes")),

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import fastcross
 from benchmarks.harness import clock
 from benchmarks.harness.measure import Entry, Expected, Missing, Refused
+from fastcross.kernels import layers_of_products
 
 
 def import_peer(path: str) -> Any:
@@ -80,4 +81,33 @@ def empty_function(*operands: Tensor) -> Entry:
     )
 
 
-FLOORS: dict[str, Callable[..., Entry]] = {"copy": copy_of_x0, "empty": empty_function}
+def products(*operands: Tensor) -> Entry:
+    """The three GEMMs of each matrix, forward and backward, in fastcross's chunks and with nothing between them.
+
+    The experts' U and V are side by side in one matrix each, as fastcross has them.
+    """
+    x0, *parameters = (t.detach() for t in operands)
+    matrices = []
+    for of_layers in parameters:
+        for matrix in of_layers if of_layers.dim() > 2 else ():
+            if matrix.dim() == 3 and x0.shape[1] in matrix.shape[1:]:  # of K experts
+                across = matrix.transpose(0, 1).flatten(1) if matrix.shape[1] == x0.shape[1] else matrix.flatten(0, 1)
+                matrices.append(across.contiguous())
+            else:
+                matrices += [matrix] if matrix.dim() == 2 else [*matrix]
+    rows = {width: torch.randn(len(x0), width).to(x0) for matrix in matrices for width in matrix.shape}
+
+    def step() -> None:
+        for chunk in layers_of_products.chunks(x0):
+            for matrix in matrices:
+                inputs, dy = rows[matrix.shape[1]][chunk], rows[matrix.shape[0]][chunk]
+                for a, b in ((inputs, matrix.T), (dy, matrix), (dy.T, inputs)):
+                    layers_of_products.gemm(a, b)
+
+    a, b = rows[matrices[0].shape[1]][:8], matrices[0].T
+    exact = a.double() @ b.double()
+    allowed = 64 * torch.finfo(x0.dtype).eps * float(exact.abs().max())
+    return Entry(step, lambda: {"product": layers_of_products.gemm(a, b)}, {"product": Expected(exact, allowed)})
+
+
+FLOORS: dict[str, Callable[..., Entry]] = {"copy": copy_of_x0, "empty": empty_function, "products": products}

@@ -15,12 +15,15 @@ from benchmarks.harness import clock, memory
 from benchmarks.harness.measure import Entry, Expected, Missing
 from benchmarks.workloads import calls
 from fastcross import reference
+from fastcross.layers import peers
+from fastcross.layers.recognise import recognise
 
 # Rows whose results are compared in a large batch: the incoming gradient of all others is zero, so that the weights'
 # gradients come from these rows alone, and the float64 reference never sees the others.
 VERIFIED_ELEMENTS = 1 << 21
 
-Leaves = Mapping[str, list[Tensor]]  # operands by their name in the paper; a peer's weights may be one tensor per layer
+# Operands by their name in the paper, with ".mT" if they are stored transposed. A peer may have a tensor per layer.
+Leaves = Mapping[str, list[Tensor]]
 Traffic = tuple[int, int]  # reads and writes of a (B, d) tensor
 
 
@@ -66,8 +69,10 @@ class Problem:
 
     def __str__(self) -> str:
         kind = "forward + backward" if self.backward else "forward"
-        layers = f", L = {self.layers}" if self.operator.has_layers else ""
-        return f"{self.operator.name}, B = {self.rows}, d = {self.d}{layers}, {self.dtype}, {kind}"
+        used = "".join(sizes for _, sizes in self.operator.operands)
+        others = {"L": self.layers, "r": self.rank, "K": self.experts}
+        sizes = "".join(f", {symbol} = {size}" for symbol, size in others.items() if symbol in used)
+        return f"{self.operator.name}, B = {self.rows}, d = {self.d}{sizes}, {self.dtype}, {kind}"
 
     def describe(self) -> dict[str, Any]:
         copies = self.operator.floor_copies(self.backward)
@@ -190,15 +195,20 @@ class Problem:
         if not self.operator.has_layers:
             raise Missing("its module is a whole network, whose layers cannot be called one by one")
         x0 = self.operands["x0"]
-        module: nn.Module = calls.import_peer(peer.path)(self.d, self.layers).to(x0.device, x0.dtype)
+        module: nn.Module = calls.import_peer(peer.path)(*self._shape(peer.sizes), **dict(peer.options))
+        module = module.to(x0.device, x0.dtype)
+        known = recognise(module)
+        if not isinstance(known, peers.Peer):
+            raise Missing(f"another version of its module: {known}")
         leaves = {"x0": [x0.detach().requires_grad_()]}
-        for key, template in (("w", peer.weight), ("b", peer.bias)):
-            names = dict.fromkeys(template.format(layer) for layer in range(self.layers))
-            leaves[key] = [module.get_parameter(name) for name in names]
-            parts = self.operands[key].flatten().split(self.layers * self.d // len(names))
+        for name, key in known.keys.items():
+            operand = {"weight": "w", "bias": "b"}.get(name, name) + (".mT" if key.endswith(".mT") else "")
+            values = self._stored(operand)
+            leaves[operand] = [module.get_parameter(own) for own in known.keys_of(name, len(values))]
+            parts = values.flatten().split(values.numel() // len(leaves[operand]))
             with torch.no_grad():
-                for parameter, part in zip(leaves[key], parts, strict=True):
-                    parameter.copy_(part.view_as(parameter))
+                for parameter, part in zip(leaves[operand], parts, strict=True):
+                    parameter.copy_(part.view(parameter.shape))
         if contestant.swapped:
             calls.swap_or_refuse(contestant.name, module)
         tail = self.operator.tail
@@ -217,11 +227,18 @@ class Problem:
         results = {"y": y.detach()[sample]}
         for key, tensors in leaves.items():
             parts = [next(gradients) for _ in tensors]
-            if self._has_rows(key):
-                results[f"d{key}"] = parts[0][sample]
+            name, _, transposed = key.partition(".")
+            if self._has_rows(name):
+                results[f"d{name}"] = parts[0][sample]
             else:
-                results[f"d{key}"] = torch.cat([part.flatten() for part in parts]).view(self.operands[key].shape)
+                gradient = torch.cat([part.flatten() for part in parts]).view(self._stored(key).shape)
+                results[f"d{name}"] = gradient.mT if transposed else gradient
         return results
+
+    def _stored(self, key: str) -> Tensor:
+        """An operand, transposed if a package stores it so: "v.mT"."""
+        name, _, transposed = key.partition(".")
+        return self.operands[name].mT if transposed else self.operands[name]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ optimiser keeps its state, and hooks, ``.to()``, ``deepcopy``, pickle, DDP, FSDP
 import copy
 import functools
 import inspect
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from fastcross.layers.peers import Peer
 from fastcross.layers.recognise import class_path, cross_sizes, peers_of, recognise
-from fastcross.ops import backends
+from fastcross.ops import backends, multiplicative
 
 _ROUNDS = 11  # rounds of a measurement
 
@@ -92,11 +93,12 @@ def swap(model: nn.Module, *, undo: bool = False, measure: Any = None) -> Report
             report.left.append(Entry(name, kind, "already swapped"))
         elif isinstance(found := _swappable(module), tuple):
             peer, cls = found
+            if reason := _gains_nothing(peer, module):
+                report.left.append(Entry(name, kind, reason))
+                continue
             changes.append((module, cls))
-            sizes = cross_sizes(module, peer)
-            numbers = ", ".join(f"{symbol} = {n}" for symbol, n in sizes.items())
-            weight = module.get_parameter(peer.state_keys(sizes)[0])
-            report.swapped.append(Entry(name, kind, f"{numbers}; {_backend(peer, weight)}"))
+            numbers = ", ".join(f"{symbol} = {n}" for symbol, n in cross_sizes(module, peer).items())
+            report.swapped.append(Entry(name, kind, f"{numbers}; {_backend(peer, module)}"))
         elif found is not None:
             report.left.append(Entry(name, kind, found))
     if measure is not None and changes:
@@ -116,16 +118,40 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                 parts.update(module.modules())
 
 
-def _backend(peer: Peer, weight: Tensor) -> str:
-    """The backend of a swapped module on its parameters' device."""
+def _gains_nothing(peer: Peer, module: nn.Module) -> str | None:
+    """Why the package's own code is as fast for any number of rows; None if it is not."""
+    weight = _weight(peer, module)
+    if peer.formula.fewer_products or weight.device.type != "cpu":
+        return None
+    if weight.dtype == torch.bfloat16:
+        return "nothing to gain in bfloat16, where fastcross runs the same GEMMs"
+    if backends.choose_kernels("auto", weight.device, weight.dtype) == "torch":
+        return "nothing to gain from plain PyTorch: the C++ library is not built"
+    return None
+
+
+def _backend(peer: Peer, module: nn.Module) -> str:
+    """The backend of a swapped module on its parameters' device, and when the package's own code runs instead."""
+    weight = _weight(peer, module)
+    own = [] if peer.formula.autocast else ["under autocast"]
     chosen = backends.choose_kernels("auto", weight.device, weight.dtype)
-    if chosen == "cpu":
-        return f"C++, {backends.instruction_set()}"
     if chosen == "triton":
-        return "Triton"
-    if weight.device.type == "cpu" and weight.dtype in backends.CPU_DTYPES:
-        return "plain PyTorch: the C++ library is not built"
-    return f"plain PyTorch: no kernel for {weight.dtype} on {weight.device.type}"
+        backend = "Triton"
+    elif chosen == "cpu" and (peer.formula.autocast or weight.dtype != torch.bfloat16):
+        backend = f"C++, {backends.instruction_set()}"
+        if not peer.formula.fewer_products:
+            own.insert(0, f"below {math.ceil(multiplicative.SMALL / peer.multiplications(module))} rows")
+    elif chosen == "cpu":
+        backend = "plain PyTorch, which is faster in bfloat16"
+    elif weight.device.type == "cpu" and weight.dtype in backends.CPU_DTYPES:
+        backend = "plain PyTorch: the C++ library is not built"
+    else:
+        backend = f"plain PyTorch: no kernel for {weight.dtype} on {weight.device.type}"
+    return f"{backend}; the package's own code {' and '.join(own)}" if own else backend
+
+
+def _weight(peer: Peer, module: nn.Module) -> Tensor:
+    return module.get_parameter(peer.state_keys(cross_sizes(module, peer))[0])
 
 
 def _measure(model: nn.Module, batch: Any) -> tuple[float, float]:
@@ -209,8 +235,8 @@ def swapped_class(peer_class: Any, peer: Peer) -> Any:
         # An FX proxy is no tensor; a TorchScript trace cannot hold the autograd Function.
         if len(args) + len(kwargs) != 1 or not isinstance(given, Tensor) or torch.jit.is_tracing():
             return original(self, *args, **kwargs)
-        x0, parameters = peer.prepare(given), peer.parameters(self)
-        if not _takes(peer, x0, parameters):
+        x0 = peer.prepare(given)
+        if not _gains(peer, self, x0) or not _takes(peer, x0, parameters := peer.parameters(self)):
             return original(self, *args, **kwargs)
         # Under autocast the package adds a half-precision product to a float32 bias, and returns float32.
         return peer.finish(self, peer.formula(x0.to(parameters["bias"].dtype), parameters))
@@ -219,6 +245,15 @@ def swapped_class(peer_class: Any, peer: Peer) -> Any:
     names = {name: getattr(peer_class, name) for name in ("__module__", "__qualname__", "__doc__")}
     members = {**names, "peer_class": peer_class, "peer": peer, peer.method: method}
     return type(peer_class.__name__, (Swapped, peer_class), members)
+
+
+def _gains(peer: Peer, module: nn.Module, x0: Tensor) -> bool:
+    """Whether the operator is faster than the package's own code, as far as it is known: on a CPU."""
+    if peer.formula.fewer_products or x0.device.type != "cpu":
+        return True
+    if backends.choose_kernels("auto", x0.device, x0.dtype) == "torch":
+        return False
+    return multiplicative.gains_by_steps(x0.dtype, x0.shape[:-1].numel(), peer.multiplications(module))
 
 
 def _takes(peer: Peer, x0: Tensor, parameters: Mapping[str, Tensor]) -> bool:

@@ -26,6 +26,7 @@ class Formula:
         options: further arguments of the operator.
         autocast: whether the operator is as accurate as the packages under autocast. They add half-precision products
             to x_l in float32; the operators of DCN-V2's family keep x_l in half precision.
+        fewer_products: whether the operator has fewer GEMMs than the packages, and so gains without C++, too.
     """
 
     text: str
@@ -33,6 +34,7 @@ class Formula:
     shapes: Mapping[str, Sequence[str]]
     options: Mapping[str, Any] = field(default_factory=dict)
     autocast: bool = False
+    fewer_products: bool = False
 
     def __call__(self, x0: Tensor, parameters: Mapping[str, Tensor], backend: str = "auto") -> Tensor:
         return self.operator(x0, **parameters, **self.options, backend=backend)
@@ -61,10 +63,10 @@ def mixture(activation: str | None, *, gate: bool = True, gate_bias: bool = Fals
     layer = f"x0 (U {f}(C {f}(V x)) + b)"
     text = f"x + Σ softmax({logits}) {layer}" if gate else f"x + {layer}"
     options = {"activation": activation} | ({} if gate else {"gate": None})
-    return Formula(text, cross_mixture, shapes, options)
+    return Formula(text, cross_mixture, shapes, options, fewer_products=True)
 
 
-VECTOR = Formula("x0 (x·w) + b + x", cross_network, {"weight": "Ld", "bias": "Ld"}, autocast=True)
+VECTOR = Formula("x0 (x·w) + b + x", cross_network, {"weight": "Ld", "bias": "Ld"}, autocast=True, fewer_products=True)
 MATRIX = Formula("x0 (W x + b) + x", cross_matrix, {"weight": "Ldd", "bias": "Ld"})
 LOW_RANK = Formula("x0 (U V x + b) + x", cross_low_rank, {"u": "Ldr", "v": "Lrd", "bias": "Ld"})
 GATED = Formula("x0 (W x + b) σ(G x) + x", cross_gated, {"weight": "Ldd", "gate": "Ldd", "bias": "Ld"})
@@ -113,6 +115,11 @@ class Peer:
     def stacked(self, tensors: Mapping[str, Tensor | list[Tensor]]) -> dict[str, Tensor]:
         """Parameters stacked over layers. In the package a vector may be (d,), (d, 1) or (1, d), and a number (1,)."""
         return {name: self._stack(name, value) for name, value in tensors.items()}
+
+    def multiplications(self, module: nn.Module) -> int:
+        """Of one layer and row, by matrices."""
+        keys = [key for name, key in self.keys.items() if len(self.formula.shapes[name]) > 2]
+        return sum(_tensors(module, key)[0].numel() for key in keys)
 
     def _stack(self, name: str, tensors: Tensor | list[Tensor]) -> Tensor:
         dimensions = len(self.formula.shapes[name]) - 1

@@ -18,6 +18,7 @@ from fastcross.ops import backends
 
 Options = dict[str, Any]
 ACTIVATIONS = (None, "relu", "tanh")
+SMALL = 6_000_000  # multiplications in a layer: with fewer, C++ steps save less than their calls take
 
 
 def cross_matrix(x0: Tensor, weight: Tensor, bias: Tensor | None = None, *, backend: str = "auto") -> Tensor:
@@ -210,8 +211,9 @@ def _run(name: str, backend: str, x0: Tensor, parameters: tuple[Tensor | None, .
         if backend == "triton":
             raise ValueError(f'backend "triton" runs {name} in float32, bfloat16 and float16; got {dtype}')
         chosen = "torch"
-    if backend == "auto" and chosen == "cpu" and dtype == torch.bfloat16:
-        chosen = "torch"  # faster there (low rank 1.03, mixture 1.15 times), for all that it keeps more
+    multiplications = sum(t[0].numel() for t in parameters if t is not None and t.dim() > 2)
+    if backend == "auto" and chosen == "cpu" and not gains_by_steps(dtype, x0.shape[:-1].numel(), multiplications):
+        chosen = "torch"
     cast = [None if t is None else t.to(dtype) for t in parameters]
     with closed_form.without_autocast(x0):
         if chosen == "torch":
@@ -222,6 +224,15 @@ def _run(name: str, backend: str, x0: Tensor, parameters: tuple[Tensor | None, .
         else:
             y, _ = backends.kernel(f"{name}_fwd", chosen, x0)(*operands, *options.values(), False)
         return y.to(x0.dtype).view(x0.shape)
+
+
+def gains_by_steps(dtype: torch.dtype, rows: int, multiplications: int) -> bool:
+    """Whether GEMMs with C++ steps between them are faster than plain PyTorch, given a layer's multiplications per row.
+
+    In bfloat16 they are not (low rank 1.03, mixture 1.15 times as long), although they keep less.
+    """
+    # A compiled graph has one operator for any number of rows.
+    return dtype != torch.bfloat16 and (torch.compiler.is_compiling() or rows * multiplications >= SMALL)
 
 
 def _dtype_of_gemms(backend: str, x0: Tensor, *parameters: Tensor | None) -> torch.dtype:

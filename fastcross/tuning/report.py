@@ -11,6 +11,7 @@ what the setting can reach. What is chosen is chosen on the validation part.
 from __future__ import annotations
 
 import io
+import itertools
 import math
 import warnings
 from collections import Counter
@@ -297,19 +298,23 @@ def by_setting(records: Iterable[TrialRecord]) -> list[list[TrialRecord]]:
 
 
 def differences(records: Sequence[TrialRecord]) -> list[str]:
-    """DCN less every other model in each metric, with the standard error of the difference, where there are seeds."""
+    """Each setting of DCN less every other model, and less the settings of DCN after it, in each metric, with the
+    standard error of the difference, where there are seeds."""
     groups = by_setting(records)
+    several = {model for model, count in Counter(group[0].model for group in groups).items() if count > 1}
     lines = []
-    for ours in (group for group in groups if group[0].model == "dcn"):
-        for theirs in (group for group in groups if group[0].model != "dcn"):
-            for metric in ("accuracy", "logloss"):
-                a, b = (Spread.of([record.test[metric] for record in group]) for group in (ours, theirs))
-                if a.error is not None and b.error is not None:
-                    error = math.hypot(a.error, b.error)
-                    other = NAMES.get(theirs[0].model, theirs[0].model)
-                    if sum(group[0].model == theirs[0].model for group in groups) > 1:
-                        other += f" ({setting_text(theirs[0])})"
-                    lines.append(f"DCN - {other}, {metric}: {a.mean - b.mean:+.5f} ± {error:.5f}")
+    for ours, theirs in itertools.combinations(groups, 2):
+        if ours[0].model != "dcn":
+            continue
+        a, b = (
+            NAMES.get(one.model, one.model) + (f" ({setting_text(one)})" if one.model in several else "")
+            for one in (ours[0], theirs[0])
+        )
+        for metric in ("accuracy", "logloss"):
+            of_a, of_b = (Spread.of([record.test[metric] for record in group]) for group in (ours, theirs))
+            if of_a.error is not None and of_b.error is not None:
+                error = math.hypot(of_a.error, of_b.error)
+                lines.append(f"{a} - {b}, {metric}: {of_a.mean - of_b.mean:+.5f} ± {error:.5f}")
     return lines
 
 
@@ -317,6 +322,7 @@ def setting_text(record: TrialRecord) -> str:
     """What a person would say of a setting."""
     options = record.options
     parts = [f"{options['cross_layers']} cross layers"] if options.get("cross_layers") else []
+    parts += [f"{name} {options[key]}" for key, name in CROSS_OPTIONS.items() if options.get(key)]
     if record.deep:
         parts.append(f"deep {record.deep[0]} × {record.deep[1]}")
     elif options.get("deep_layers"):
@@ -412,6 +418,7 @@ def _png(figure: Figure) -> bytes:
     return png.getvalue()
 
 
+CROSS_OPTIONS = {"cross_type": "type", "rank": "rank", "experts": "experts"}
 NAMES = {
     "dcn": "DCN",
     "deep_crossing": "Deep Crossing",

@@ -16,6 +16,7 @@ from benchmarks.contestants import (
     GRAPHS,
     OURS,
     PEERS,
+    PRODUCTS,
     TORCHFM,
     TORCHREC,
     WHOLE_TABLE_ADAM,
@@ -27,7 +28,7 @@ from benchmarks.contestants import (
 )
 from benchmarks.harness import measure, memory
 from benchmarks.harness.measure import Missing, Refused
-from benchmarks.suites import LOGITS, NETWORK, OPERATORS
+from benchmarks.suites import GATED, LOGITS, LOW_RANK, MATRIX, MIXTURE, NETWORK, OPERATORS
 from benchmarks.workloads import counts, rivals
 from benchmarks.workloads.models import Shape
 from benchmarks.workloads.operators import Depths, Problem
@@ -58,6 +59,16 @@ def test_peers_compete_with_our_weights(peer):
     kept = {name: record["kept_bytes"] for name, record in case["contestants"].items()}
     assert kept[swapped(peer).name] < kept[peer.name]
     assert not run(Problem(LOGITS, 40, 24, 3), peer)["missing"]
+
+
+@pytest.mark.parametrize("operator", [MATRIX, LOW_RANK, MIXTURE, GATED], ids=lambda operator: operator.name)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_peers_of_the_family_compete_with_our_weights(operator, dtype):
+    for peer in operator.peers:
+        pytest.importorskip(peer.peer.path.split(".")[0])
+    problem = Problem(operator, 40, 24, 3, dtype, rank=6, experts=3)
+    everyone = OURS, EAGER, *operator.peers, PRODUCTS
+    assert set(run(problem, *everyone)["contestants"]) == {contestant.name for contestant in everyone}
 
 
 def test_a_network_is_no_contestant_for_a_layer():
@@ -93,7 +104,7 @@ def test_a_wrong_row_of_a_large_batch_is_refused(monkeypatch):
 
 
 def test_a_peer_that_is_not_installed_is_named():
-    absent = replace(TORCHREC, peer=Peer("no_such_package.CrossNet", "kernels.{}", "bias.{}"))
+    absent = replace(TORCHREC, peer=Peer("no_such_package.CrossNet"))
     assert "requirements-peers.txt" in run(PROBLEM, OURS, absent)["missing"]["TorchRec"]
 
 

@@ -11,7 +11,9 @@ from torch import nn
 
 import fastcross
 from fastcross.interop.swap import Swapped
+from fastcross.ops import multiplicative
 
+multiplicative.SMALL = 0  # few rows take the operators, too
 PACKAGES = {"deepctr": "deepctr_torch"}  # others by the builder's first word
 BUILDERS = [
     build

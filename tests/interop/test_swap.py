@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import pickle
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 import torch
 from peer_modules import (
     RANK_ONE,
+    SAME_PRODUCTS,
     STAND_INS,
     cross,
     deepctr,
@@ -28,7 +30,7 @@ from torch import nn
 
 import fastcross
 from fastcross.interop.swap import Swapped
-from fastcross.ops import backends
+from fastcross.ops import backends, multiplicative
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
@@ -42,7 +44,7 @@ def test_outputs_and_gradients(build, shape, dtype):
     x, dy = torch.randn(rows, d).to(dtype), torch.randn(rows, d).to(dtype)
     exact = outputs_and_gradients(copy.deepcopy(peer).double(), x.double(), dy.double())
     theirs = outputs_and_gradients(peer, x, dy)
-    assert fastcross.swap(peer).swapped
+    assert fastcross.swap(peer).swapped or (dtype == torch.bfloat16 and build in SAME_PRODUCTS)
     ours = outputs_and_gradients(peer, x, dy)
     for name, value in exact.items():
         assert ours[name].dtype == theirs[name].dtype
@@ -310,10 +312,33 @@ def test_names_the_backend(build, to, expected):
     assert expected in fastcross.swap(build(8, 2).to(to)).swapped[0].note
 
 
-def test_names_the_missing_library(monkeypatch):
+def test_names_the_missing_library(build, monkeypatch):
     monkeypatch.setattr(backends, "_HAS_CPU", False)
     monkeypatch.setattr(backends, "_warn_of_missing_kernels", lambda: None)
-    assert "plain PyTorch: the C++ library is not built" in str(fastcross.swap(torchrec_mixture(8, 2)))
+    report = fastcross.swap(build(8, 2))
+    assert "plain PyTorch: the C++ library is not built" in str(report)
+    assert bool(report.left) == (build in SAME_PRODUCTS)
+
+
+def test_what_gains_nothing_in_bfloat16_is_left(build):
+    report = fastcross.swap(build(8, 2).to(torch.bfloat16))
+    assert bool(report.left) == (build in SAME_PRODUCTS)
+    if report.left:
+        assert "nothing to gain in bfloat16" in report.left[0].note
+
+
+def test_few_rows_run_the_packages_own_code_if_it_has_as_few_products(build, monkeypatch):
+    monkeypatch.setattr(multiplicative, "SMALL", 640)
+    module = randomise(build(8, 2))
+    note, peer, calls = fastcross.swap(module).swapped[0].note, type(module).peer, []
+    operator, run = peer.formula.operator, cross(module)
+    monkeypatch.setitem(vars(peer.formula), "operator", lambda *x, **w: calls.append(x) or operator(*x, **w))
+    least = math.ceil(640 / (peer.multiplications(module) or 640))
+    for rows in (least - 1, least) if build in SAME_PRODUCTS else (1, 2):
+        run(torch.randn(rows, 8))
+    assert len(calls) == (1 if build in SAME_PRODUCTS else 2)
+    assert (f"below {least} rows" in note) == (build in SAME_PRODUCTS)
+    assert ("under autocast" in note) == (build not in RANK_ONE)
 
 
 def test_no_package_is_imported():

@@ -11,6 +11,7 @@ import fastcross
 from fastcross import reference
 from fastcross.accuracy import assert_as_good_as_eager, evaluate
 from fastcross.kernels import layers_of_products
+from fastcross.ops import multiplicative
 
 BACKENDS = ("torch", "cpu")
 SHAPES = {  # rows, d
@@ -142,8 +143,9 @@ def test_any_shape(name, rows, d, layers, rank, experts, seed):
 
 
 @each_case
-def test_gradients_asked_for_are_the_only_ones_computed(case):
-    function, tensors = without_none(ours(case), operands(case, 40, 12))
+@each_backend
+def test_gradients_asked_for_are_the_only_ones_computed(case, backend):
+    function, tensors = without_none(ours(case, backend=backend), operands(case, 40, 12))
     everything = evaluate(without_none(expected(case), operands(case, 40, 12))[0], tensors)[1:]
     for wanted in range(1, 2 ** len(tensors)):
         leaves = [t.detach().requires_grad_(bool(wanted >> i & 1)) for i, t in enumerate(tensors)]
@@ -251,12 +253,31 @@ def test_many_chunks_are_one_batch(case):
 
 
 @each_case
-def test_inputs_are_not_modified_and_results_repeat_bit_for_bit(case):
+@each_backend
+def test_inputs_are_not_modified_and_results_repeat_bit_for_bit(case, backend):
     tensors = operands(case, 3000, 40, torch.float32)
     before = [None if t is None else t.clone() for t in tensors]
-    runs = [evaluate(ours(case), tensors) for _ in range(3)]
+    runs = [evaluate(ours(case, backend=backend), tensors) for _ in range(3)]
     assert all(t is b is None or torch.equal(t, b) for t, b in zip(tensors, before, strict=True))
     assert all(torch.equal(a, b) for run in runs[1:] for a, b in zip(runs[0], run, strict=True))
+
+
+@each_case
+def test_auto_is_plain_pytorch_for_few_rows_and_in_bfloat16(case):
+    """Bit for bit the one or the other, on either side of the least number of rows."""
+    tensors = operands(case, 400, 30, torch.float32, rank=20)
+    of_a_row = sum(t[0].numel() for t in tensors[1:] if t is not None and t.dim() > 2)
+    with pytest.MonkeyPatch.context() as patch:
+        for small, dtype, backend in (
+            (400 * of_a_row, torch.float32, "cpu"),
+            (400 * of_a_row + 1, torch.float32, "torch"),
+            (0, torch.bfloat16, "torch"),
+        ):
+            patch.setattr(multiplicative, "SMALL", small)
+            found, same = (evaluate(ours(case, backend=name), tensors, dtype=dtype) for name in ("auto", backend))
+            assert all(torch.equal(a, b) for a, b in zip(found, same, strict=True))
+            other = evaluate(ours(case, backend={"cpu": "torch", "torch": "cpu"}[backend]), tensors, dtype=dtype)
+            assert not all(torch.equal(a, b) for a, b in zip(found, other, strict=True))
 
 
 X0 = torch.randn(6, 4)

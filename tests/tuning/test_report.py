@@ -96,6 +96,21 @@ def test_runs_by_setting_and_their_difference():
     assert report.differences(runs)[3].startswith("DCN - DNN (deep 2 × 9, lr 0.01), logloss: -0.04")
 
 
+def test_cross_types_stand_beside_each_other():
+    runs = []
+    for cross_type, tests in (("low_rank", (0.1, 0.2)), ("vector", (0.4, 0.5))):
+        for seed, test in enumerate(tests):
+            one = record("dcn", 0, test, cross=2, seed=seed)
+            one.options.update({"cross_type": cross_type} | ({"rank": 4} if cross_type == "low_rank" else {}))
+            runs.append(one)
+    assert [row[1] for row in report.runs_table(runs, None)[1:]] == [
+        "2 cross layers, type low_rank, rank 4, deep 2 × 8, lr 0.01",
+        "2 cross layers, type vector, deep 2 × 8, lr 0.01",
+    ]
+    a, b = (f"DCN ({row[1]})" for row in report.runs_table(runs, None)[1:])
+    assert report.differences(runs)[1] == f"{a} - {b}, logloss: -0.30000 ± 0.07071"
+
+
 def test_text_is_markdown():
     assert report.markdown([["a", "b"], ["1", "2"]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |\n"
 
