@@ -198,7 +198,7 @@ def load(port: int, bodies: Path, seconds: float, process: int) -> dict[str, flo
     numbers = re.search(r"RESULT (\d+) (\d+) ([\d.]+) ([\d.]+) (\d+)", done.stdout)
     assert numbers, done.stdout
     requests, microseconds, p50, p99, errors = map(float, numbers.groups())
-    cpu = 1e3 * (processor_seconds(process) - before) / requests
+    cpu = 1e3 * (processor_seconds(process) - before) / max(requests, 1)
     return {"rate": requests / microseconds * 1e6, "p50": p50 / 1e3, "p99": p99 / 1e3, "cpu": cpu, "errors": errors}
 
 
