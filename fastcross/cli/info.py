@@ -14,12 +14,22 @@ from fastcross.data.cache import Cache
 from fastcross.data.prediction import read_for_prediction
 from fastcross.doctor import clock_of, jobs, new_report, take_turns
 from fastcross.explain.decomposition import CrossLogit
-from fastcross.explain.explanation import Explanation, Speller, dense_edges, drivers, explain_degrees, explain_example
+from fastcross.explain.explanation import (
+    Explanation,
+    Speller,
+    dense_edges,
+    drivers,
+    explain_degrees,
+    explain_example,
+    is_visible,
+)
 from fastcross.explain.explanation import explain as explain_model
-from fastcross.explain.page import driver_text, write_page
+from fastcross.explain.importance import permutation_importances
+from fastcross.explain.page import driver_text, number, write_page
 from fastcross.models.dcn import DCN
 from fastcross.training.config import choose_device
 from fastcross.training.environment import describe_environment
+from fastcross.training.metrics import predict_logits
 from fastcross.training.run_folder import Run, Trained, load_model
 
 if TYPE_CHECKING:
@@ -28,6 +38,7 @@ if TYPE_CHECKING:
 
 ROWS_PER_BATCH = 1024  # the pairs of this many rows stay in the CPU's cache
 BRIEFLY = 64  # batches that `fastcross info` reads
+PERMUTED = 8  # batches whose columns are permuted
 Batches = Callable[[], Iterable[Batch]]
 
 
@@ -120,17 +131,22 @@ def explain(args: Namespace) -> int:
     pairs = [(names.index(first), names.index(second)) for first, second in crosses]
     found = drivers(CrossLogit(model, args.class_), rows(), explanation, pairs, spell.edges, spell)
     told = dict(zip(crosses, found, strict=True))
+    batches = islice(rows(), PERMUTED)
+    changes = permutation_importances(lambda batch: predict_logits(model, [batch])[0], batches, trained.encoder)
     example = _example(rows, args.row)
     page = write_page(
         Path(args.output or Path(args.run) / "explanation"),
         explanation,
         title=f"What {args.run} learned",
         drivers=told,
+        importances=changes,
         example=explain_example(model, example, explanation, output=args.class_),
         values=spell.row(example),
         top=args.top,
     )
     print_explanation(explanation)
+    ranked = sorted(changes.items(), key=lambda pair: -pair[1])[:5]
+    print(f"permuted, moves the output (share): {', '.join(f'{name} {share:.1%}' for name, share in ranked)}")
     for fields, strongest in list(told.items())[:5]:
         print(f"  {driver_text(fields, strongest[0])}")
     print(f"page: {page}")
@@ -150,15 +166,19 @@ def print_strongest(trained: Trained) -> None:
 
 
 def print_degrees(degrees: Sequence[float], deep: float, rows: int) -> None:
-    shares = ", ".join(f"degree {n} {share:.1%}" for n, share in enumerate(degrees, start=1))
-    print(f"variance of the logit over {rows:,} rows: {shares}, deep {deep:.1%}")
+    parts = {**{f"degree {n}": share for n, share in enumerate(degrees, start=1)}, "deep": deep}
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in parts.items() if is_visible(share))
+    print(f"variance of the parts over {rows:,} rows: {shares}")
 
 
 def print_explanation(explanation: Explanation) -> None:
     """Print the logit's variance by degree, and the five strongest crosses."""
     print_degrees(explanation.degrees, explanation.unexplained, explanation.rows)
-    crosses = ", ".join(f"{' × '.join(cross.fields)} {cross.strength:.3g}" for cross in explanation.strongest(5))
-    print(f"strongest crosses (standard deviation in the logit): {crosses}")
+    unit = f"standard deviation in the {explanation.of}"
+    fields = ", ".join(f"{name} {number(value)}" for name, value in explanation.by_themselves()[:5])
+    print(f"strongest fields by themselves ({unit}): {fields}")
+    crosses = ", ".join(f"{' × '.join(cross.fields)} {number(cross.strength)}" for cross in explanation.strongest(5))
+    print(f"strongest crosses ({unit}): {crosses}")
 
 
 def _rows(trained: Trained, data: str | None) -> Batches:

@@ -6,14 +6,9 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import torch
 
 from fastcross.files import building, write_checked_json
 
@@ -60,7 +55,11 @@ class KeptRun:
                 self.look_at(self.trained.open_cache())
             if self.rows is None:
                 raise ValueError("the rows it was trained on are gone; see sklearn.inspection.permutation_importance")
-            self.known = _importances(self.trained, self.rows)
+            from fastcross.explain.importance import permutation_importances
+            from fastcross.training.metrics import predict_logits
+
+            model, encoder = self.trained.model, self.trained.encoder
+            self.known = permutation_importances(lambda rows: predict_logits(model, [rows])[0], [self.rows], encoder)
         return self.known
 
     def _known_importances(self) -> dict[str, float] | None:
@@ -106,39 +105,6 @@ class KeptRun:
                 raise ValueError(f"a run holds files of its own folder; got {name}")
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(content)
-
-
-def _importances(trained: Trained, rows: Batch) -> dict[str, float]:
-    from fastcross.data.cache import gather_ragged
-    from fastcross.training.metrics import predict_logits
-
-    columns, schema = trained.encoder.columns, trained.schema
-    generator = np.random.default_rng(0)
-    expected = predict_logits(trained.model, [rows])[0]
-    found = {}
-    for column in columns.inputs:
-
-        def of_column(names: Sequence[str], column: str = column) -> list[int]:
-            """A column may be several features: its number and its category, a date's hour and weekday."""
-            return [i for i, name in enumerate(names) if columns.source_of(name) == column]
-
-        order = generator.permutation(len(rows))
-        dense, categorical, bags = rows.dense.clone(), rows.categorical.clone(), list(rows.bags)
-        for i in of_column(schema.dense_names):
-            dense[:, i] = dense[order, i]
-        for i in of_column(schema.categorical_names):
-            categorical[:, i] = categorical[order, i]
-        for i in of_column(schema.bag_names):
-            bag = bags[i]
-            bounds = np.append(bag.offsets.numpy(), len(bag.values))
-            places, offsets = gather_ragged(bounds, order)
-            weights = None if bag.weights is None else bag.weights[places]
-            bags[i] = replace(bag, values=bag.values[places], offsets=torch.from_numpy(offsets), weights=weights)
-        dealt = replace(rows, dense=dense, categorical=categorical, bags=tuple(bags))
-        moved = predict_logits(trained.model, [dealt])[0]
-        found[column] = float((moved - expected).abs().mean())
-    total = sum(found.values())
-    return {name: value / total if total else 0.0 for name, value in found.items()}
 
 
 def _files(path: Path) -> list[Path]:

@@ -1,12 +1,12 @@
 """Which crosses a trained DCN uses: every pair of fields over a data set, the values behind it, one example's logit.
 
-Everything is measured in the logit. Each field's mean over the training data is taken out first, so that what a field
-does by itself is a main effect and not a cross with every other field (see decomposition.py). The deep network's part
-is reported as what it is: unexplained.
+Everything is measured in the logit, of a regression in the label's own unit. Each field's mean over the training data
+is taken out first, so that what a field does by itself is a main effect and not a cross with every other field (see
+decomposition.py). The deep network's part is reported as what it is: unexplained.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -69,8 +69,9 @@ class Explanation:
 
     names: the fields in the order of x0; baseline: their mean t, (k, L + 1); rows: how many were seen; main: the
     standard deviation of each field's main effect, (k,); pairs: of each pair's interaction, (k, k), symmetric with a
-    zero diagonal; degrees: the share of the logit's variance that the cross network's terms of degree 1, 2, … bring,
-    and unexplained: that of the deep network; they sum to 1. deviation: of the logit itself.
+    zero diagonal; degrees: of the cross network's terms of degree 1, 2, …, and unexplained: of the deep network: the
+    part's variance as a share of the sum of all parts' variances. deviation: of the logit itself; of: what all of this
+    is measured in, the "logit" or a regression's "prediction", where unit is the deviation of the label.
     """
 
     names: list[str]
@@ -81,6 +82,8 @@ class Explanation:
     degrees: list[float]
     unexplained: float
     deviation: float
+    of: str = "logit"
+    unit: float = 1.0
 
     def strongest(self, top: int = 10) -> list[CrossStrength]:
         """The strongest pairs, strongest first."""
@@ -93,6 +96,10 @@ class Explanation:
             for i in order
         ]
 
+    def by_themselves(self) -> list[tuple[str, float]]:
+        """The fields and the standard deviations of their main effects, strongest first."""
+        return sorted(zip(self.names, self.main.tolist(), strict=True), key=lambda pair: -pair[1])
+
     def plot_pairs(self) -> "Figure":
         """The heat map of the pairs."""
         from matplotlib.figure import Figure  # which is slow to import; without pyplot, which looks for a display
@@ -104,7 +111,7 @@ class Explanation:
         image = axes.imshow(self.pairs.numpy(), cmap="viridis")
         axes.set_xticks(range(k), self.names, rotation=90, fontsize=8)
         axes.set_yticks(range(k), self.names, fontsize=8)
-        axes.set_title("Strength of the crosses of two fields (in the logit)")
+        axes.set_title(f"Strength of the crosses of two fields (in the {self.of})")
         figure.colorbar(image, ax=axes, shrink=0.8, label="standard deviation of the interaction")
         return figure
 
@@ -112,16 +119,38 @@ class Explanation:
         """The share of the variance by degree, and the deep network's."""
         from matplotlib.figure import Figure
 
-        labels = [*(f"degree {n}" for n, _ in enumerate(self.degrees, start=1)), "deep network\n(unexplained)"]
-        shares = [*self.degrees, self.unexplained]
+        parts = [(f"degree {n}", share, "tab:blue") for n, share in enumerate(self.degrees, start=1)]
+        parts.append(("deep network\n(unexplained)", self.unexplained, "tab:gray"))
+        shown = [part for part in parts if is_visible(part[1])] or parts
+        labels, shares, colours = zip(*shown, strict=True)
         figure = Figure(figsize=(7, 0.5 * len(shares) + 1.2), layout="constrained")
         axes = figure.subplots()
-        bars = axes.barh(labels, shares, color=[*["tab:blue"] * len(self.degrees), "tab:gray"])
+        bars = axes.barh(labels, shares, color=colours)
         axes.bar_label(bars, [f"{share:.1%}" for share in shares], padding=3)
         axes.invert_yaxis()
         axes.axvline(0, color="black", linewidth=0.8)
         axes.margins(x=0.15)
-        axes.set(xlabel="share of the logit's variance (covariance with the logit)", title="Where the logit comes from")
+        axes.set(xlabel="variance, as a share of the parts' sum", title=f"Where the {self.of} comes from")
+        return figure
+
+    def plot_fields(self, importances: Mapping[str, float], top: int = 20) -> "Figure":
+        """Each field by itself in the cross network, and each column in the whole model."""
+        from matplotlib.figure import Figure
+
+        panels = [(f"by itself, in the cross network\n(standard deviation in the {self.of})", self.by_themselves())]
+        if importances:
+            moved = sorted(importances.items(), key=lambda pair: -pair[1])
+            panels.append(("in the whole model\n(permuted: share of all changes)", moved))
+        ranked = [values[:top] for _, values in panels]
+        height = 0.25 * max(map(len, ranked)) + 1.2
+        figure = Figure(figsize=(5 * len(panels), height), layout="constrained")
+        for axes, (title, _), pairs in zip(
+            figure.subplots(1, len(panels), squeeze=False)[0], panels, ranked, strict=True
+        ):
+            axes.barh([name for name, _ in pairs], [value for _, value in pairs])
+            axes.set_ylim(max(map(len, ranked)) - 0.4, -0.6)
+            axes.set_title(title, fontsize=10)
+            axes.tick_params(labelsize=8)
         return figure
 
 
@@ -150,7 +179,7 @@ def explain(
         raise ValueError(f"names must name {k} fields; got {len(labels)}")
     baseline = _mean_projections(logit, training or batches)
     rows, main_moments, pair_moments = 0, _Moments(k), _Moments(k * (k - 1) // 2)
-    parts = _Covariance(layers + 2)  # the degrees 1, …, L + 1, then the deep network
+    parts = _Shares(layers + 2)  # the degrees 1, …, L + 1, then the deep network
     for batch in batches():
         t = logit.projections(batch)
         constant, main = main_effects(logit, t, baseline)
@@ -163,7 +192,9 @@ def explain(
     f, g = pairs_of(k).T
     pairs[f, g] = pairs[g, f] = pair_moments.deviation()
     shares, deviation = parts.shares()
-    return Explanation(labels, baseline, rows, main_moments.deviation(), pairs, shares[:-1], shares[-1], deviation)
+    unit, of = _unit(model), "prediction" if model.config.regression else "logit"
+    main, pairs = main_moments.deviation() * unit, pairs * unit
+    return Explanation(labels, baseline, rows, main, pairs, shares[:-1], shares[-1], deviation * unit, of, unit)
 
 
 def explain_degrees(
@@ -173,7 +204,7 @@ def explain_degrees(
     training: Callable[[], Iterable[Batch]] | None = None,
     output: int = 0,
 ) -> tuple[list[float], float, int]:
-    """Of a DCN with a matrix cross network: the shares of the logit's variance by degree, the deep network's, the rows.
+    """Of a DCN with a matrix cross network: each degree's share of the variance, the deep network's, the rows.
 
     The arguments are those of :func:`explain`.
     """
@@ -182,7 +213,7 @@ def explain_degrees(
         raise ValueError(f"degrees are those of a CrossMatrix whose output the logits read; got {kind}")
     head = model.logits.weight.detach()[output, : model.cross.in_features].double()
     mean = mean_x0(model, (training or batches)())
-    rows, parts = 0, _Covariance(model.cross.num_layers + 2)
+    rows, parts = 0, _Shares(model.cross.num_layers + 2)
     with torch.no_grad():
         for batch in batches():
             degrees = matrix_degrees(model.cross, _x0(model, batch), mean, head)
@@ -242,6 +273,7 @@ def _parts(
         raise ValueError(f"an example is a batch of 1 row; got {len(batch)}")
     k = logit.fields
     constant, main = main_effects(logit, t, baseline)
+    unit, zero = _unit(model), model.config.label_mean if model.config.regression else 0.0
     parts = [Part((), float(constant)), *_sorted(((names[f],), float(main[0, f])) for f in range(k))]
     for size in (2, 3):
         sets = torch.combinations(torch.arange(k), size)
@@ -252,7 +284,17 @@ def _parts(
     whole = float(logit(t.sum(1)))
     parts.append(Part(("…",), whole - sum(part.effect for part in parts)))
     parts.append(Part(("deep",), float(_deep_part(model, logit, batch, t, logit.output))))
-    return parts
+    return [Part(fields, effect * unit + (0.0 if fields else zero)) for fields, effect in parts]
+
+
+def _unit(model: DCN) -> float:
+    """What 1 of the last layer's output is: a regression's predicts the standardised label."""
+    return model.config.label_deviation if model.config.regression else 1.0
+
+
+def is_visible(share: float) -> bool:
+    """Whether it is more than 0.0 %."""
+    return share >= 0.0005
 
 
 class _Moments:
@@ -272,26 +314,20 @@ class _Moments:
         return (self.squares / max(self.count, 1) - mean.square()).clamp(min=0).sqrt()
 
 
-class _Covariance:
-    """Of n parts with their sum: which share of the sum's variance each part brings."""
+class _Shares:
+    """Of n parts: their variances as shares of these variances' sum; and the deviation of the parts' sum."""
 
     def __init__(self, n: int) -> None:
-        self.count, self.total = 0, torch.zeros(n + 1).double()
-        self.products = torch.zeros(n + 1).double()
+        self.moments = _Moments(n + 1)
 
     def add(self, parts: Tensor) -> None:
         """(n, B)."""
-        whole = parts.sum(0)
-        both = torch.cat((parts, whole[None]))
-        self.count += both.shape[1]
-        self.total += both.sum(1)
-        self.products += (both * whole).sum(1)
+        self.moments.add(torch.cat((parts, parts.sum(0, keepdim=True))))
 
     def shares(self) -> tuple[list[float], float]:
-        mean = self.total / max(self.count, 1)
-        covariance = self.products / max(self.count, 1) - mean * mean[-1]
-        variance = float(covariance[-1].clamp(min=0))
-        return [float(value) / max(variance, LEAST_SHARE) for value in covariance[:-1]], variance**0.5
+        *parts, whole = self.moments.deviation().tolist()
+        total = sum(part**2 for part in parts)
+        return [part**2 / max(total, LEAST_SHARE) for part in parts], whole
 
 
 def _deep_part(model: DCN, logit: CrossLogit, batch: Batch, t: Tensor, output: int) -> Tensor:
@@ -359,7 +395,7 @@ def drivers(
         for i in best:
             first, second = keys.split(combinations[i], pair)
             both = (spell(pair[0], first), spell(pair[1], second))
-            some.append(Driver(both, float(total[i] / counts[i]), float(counts[i] / rows)))
+            some.append(Driver(both, explanation.unit * float(total[i] / counts[i]), float(counts[i] / rows)))
         told.append(some)
     return told
 

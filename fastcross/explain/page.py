@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fastcross.explain.explanation import Driver, Explanation, Part
+from fastcross.explain.explanation import Driver, Explanation, Part, is_visible
 from fastcross.files import atomic
 
 if TYPE_CHECKING:
@@ -30,21 +30,28 @@ def write_page(
     *,
     title: str,
     drivers: Mapping[tuple[str, str], Sequence[Driver]],
+    importances: Mapping[str, float] | None = None,
     example: Sequence[Part] = (),
     values: Mapping[str, str] | None = None,
     top: int = 10,
 ) -> Path:
-    """Write index.html, pairs.png, degrees.png, example.png, pairs.csv and example.csv; returns the page's path.
+    """Write index.html, its figures (fields, degrees, pairs, example; .png) and tables (.csv); returns the page's path.
 
     Args:
         folder: made if it is not there.
         drivers: by pair of fields, the values that drive the cross.
+        importances: of columns, for the whole model.
         example: the parts of one example's logit, and ``values``: that example's values by field.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    figures = {"degrees": explanation.plot_degrees(), "pairs": explanation.plot_pairs()}
+    importances = importances or {}
+    figures = {
+        "fields": explanation.plot_fields(importances),
+        "degrees": explanation.plot_degrees(),
+        "pairs": explanation.plot_pairs(),
+    }
     if example:
-        figures["example"] = _waterfall(example, values or {})
+        figures["example"] = _waterfall(example, values or {}, explanation.of)
     images = {name: _save(figure, folder / f"{name}.png") for name, figure in figures.items()}
     strongest = explanation.strongest(len(explanation.names) ** 2)
     _write_csv(
@@ -52,13 +59,23 @@ def write_page(
         ("field", "other_field", "strength", "share_of_variance"),
         [(*cross.fields, cross.strength, cross.share) for cross in strongest],
     )
+    _write_csv(folder / "fields.csv", ("field", "strength"), explanation.by_themselves())
+    if importances:
+        ranked = sorted(importances.items(), key=lambda pair: -pair[1])
+        _write_csv(folder / "importances.csv", ("column", "share_of_changes"), ranked)
     if example:
         rows = [(" × ".join(part.fields) or "constant", part.effect) for part in example]
         _write_csv(folder / "example.csv", ("part", "effect"), rows)
     sections = [
-        f"<p>{explanation.rows:,} rows. The logit varies by {explanation.deviation:.3g} (its standard deviation); "
-        f"{1 - explanation.unexplained:.1%} of that variance is the cross network's and is told apart exactly below, "
-        f"{explanation.unexplained:.1%} is the deep network's and stays unexplained.</p>",
+        f"<p>{explanation.rows:,} rows. The {explanation.of}'s standard deviation is {number(explanation.deviation)}. "
+        f"The cross network's terms make {1 - explanation.unexplained:.1%} of its parts' variance; they are exact. The "
+        f"deep network makes {explanation.unexplained:.1%}; how it uses the columns shows only when they are permuted."
+        "</p>",
+        "<h2>Each field by itself</h2>",
+        '<p class="note">On the left, what a field does alone in the cross network, on average over all others. On '
+        "the right, how far the whole model's output moves when a column is permuted among the rows: its crosses and "
+        "the deep network are part of this.</p>",
+        images["fields"],
         "<h2>By degree</h2>",
         images["degrees"],
         "<h2>Pairs of fields</h2>",
@@ -82,19 +99,28 @@ def write_page(
 
 
 def driver_text(fields: tuple[str, str], driver: Driver) -> str:
-    """As in "C14 = 3f2a × hour = 18: +0.31, 0.4 % of rows"."""
+    """As in "C14 = 3f2a × hour = 18: +0.314, 0.4 % of rows"."""
     both = " × ".join(f"{field} = {value}" for field, value in zip(fields, driver.values, strict=True))
-    return f"{both}: {driver.effect:+.2f}, {100 * driver.share:.2g} % of rows"
+    return f"{both}: {number(driver.effect, '+')}, {100 * driver.share:.2g} % of rows"
+
+
+def number(value: float, sign: str = "") -> str:
+    """Three digits, or all of those before the decimal point."""
+    return f"{value:{sign},.0f}" if 1000 <= abs(value) < 1e9 else f"{value:{sign}.3g}"
 
 
 def _cross_table(explanation: Explanation, drivers: Mapping[tuple[str, str], Sequence[Driver]], top: int) -> str:
     rows = []
     for cross in explanation.strongest(top):
+        if not is_visible(cross.share):
+            continue
         texts = [html.escape(driver_text(cross.fields, driver)) for driver in drivers.get(cross.fields, ())]
         rows.append(
-            f"<tr><td>{html.escape(' × '.join(cross.fields))}</td><td class=n>{cross.strength:.3g}</td>"
+            f"<tr><td>{html.escape(' × '.join(cross.fields))}</td><td class=n>{number(cross.strength)}</td>"
             f"<td class=n>{cross.share:.1%}</td><td>{'<br>'.join(texts)}</td></tr>"
         )
+    if not rows:
+        return f"<p>None has as much as 0.1 % of the {explanation.of}'s variance.</p>"
     head = "<tr><th>cross</th><th class=n>strength</th><th class=n>share of variance</th><th>values</th></tr>"
     return f"<table>{head}{''.join(rows)}</table>"
 
@@ -116,28 +142,34 @@ def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[object
         writer.writerows(rows)
 
 
-def _waterfall(parts: Sequence[Part], values: Mapping[str, str]) -> "Figure":
-    """One example's logit, part by part; ``values`` are the fields', as a person would write them."""
+def _waterfall(parts: Sequence[Part], values: Mapping[str, str], of: str) -> "Figure":
+    """One example's logit or prediction, part by part; ``values`` are the fields', as a person would write them."""
     from matplotlib.figure import Figure  # which is slow to import; without pyplot, which looks for a display
 
     (_, constant), *rest = parts
     ranked = sorted(rest, key=lambda part: -abs(part[1]))
     shown, others = ranked[:BARS], sum(effect for _, effect in ranked[BARS:])
-    steps = [("constant", constant), *((_label(fields, values), effect) for fields, effect in shown)]
+    steps = [
+        (f"constant {number(constant, '+')}", 0.0),
+        *((_label(fields, values), effect) for fields, effect in shown),
+    ]
     steps.append((f"{len(ranked) - len(shown)} smaller parts", others))
     figure = Figure(figsize=(9, 0.4 * len(steps) + 1.5), layout="constrained")
     axes = figure.subplots()
-    at = 0.0
-    for row, (_, effect) in enumerate(steps):
-        axes.barh(row, effect, left=at, color="tab:gray" if row == 0 else "tab:red" if effect > 0 else "tab:blue")
-        axes.text(max(at, at + effect), row, f" {effect:+.3f}", va="center", fontsize=8)
+    axes.axvline(constant, color="tab:gray", linewidth=0.8)
+    at = constant
+    for row, (_, effect) in list(enumerate(steps))[1:]:
+        axes.barh(row, effect, left=at, color="tab:red" if effect > 0 else "tab:blue")
+        axes.text(max(at, at + effect), row, f" {number(effect, '+')}", va="center", fontsize=8)
         at += effect
-    axes.axvline(at, color="black", linestyle=":", label=f"logit {at:+.3f}")
+    axes.axvline(at, color="black", linestyle=":", label=f"{of} {number(at, '+')}")
     axes.set_yticks(range(len(steps)), [label for label, _ in steps], fontsize=8)
     axes.invert_yaxis()
+    axes.use_sticky_edges = False
     axes.margins(x=0.12)
+    axes.locator_params(axis="x", nbins=6)
     axes.legend(loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
-    axes.set(xlabel="logit", title="One example's logit")
+    axes.set(xlabel=of, title=f"One example's {of}")
     return figure
 
 

@@ -129,9 +129,6 @@ class Served:
         parts = example_parts(self.model, batch.to(self.device), self.baseline, names, output=output)
         if not np.isfinite([part.effect for part in parts]).all():
             raise DataError("row 1: the logit is not a finite number; its values are too large")
-        if self.regression:  # parts of the standardised label
-            mean, deviation = self.model.config.label_mean, self.model.config.label_deviation
-            parts = [part._replace(effect=part.effect * deviation + (0 if part.fields else mean)) for part in parts]
         return parts
 
     def _count(self, unseen: Mapping[str, int]) -> None:

@@ -27,7 +27,9 @@ def test_a_page_for_the_test_part(trained, tmp_path, capsys):
     assert "strongest crosses" in printed
     assert f"page: {tmp_path / 'page' / 'index.html'}" in printed
     text = (tmp_path / "page" / "index.html").read_text()
-    assert text.count("data:image/png;base64,") == 3
+    assert text.count("data:image/png;base64,") == 4
+    assert "strongest fields by themselves (standard deviation in the logit): " in printed
+    assert "permuted, moves the output (share): " in printed
     with open(tmp_path / "page" / "pairs.csv") as file:
         rows = list(csv.DictReader(file))
     fields = {row[end] for row in rows for end in ("field", "other_field")}

@@ -3,6 +3,8 @@
 import csv
 import re
 
+import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from fastcross.data import prepare
 from fastcross.data.generate import FIELDS_U, FIELDS_V, write_click_log
 from fastcross.explain.decomposition import CrossLogit, pairs_of, set_effects
 from fastcross.explain.explanation import Driver, dense_edges, drivers, explain, explain_example
+from fastcross.explain.importance import permutation_importances
 from fastcross.explain.page import driver_text, write_page
 from fastcross.training.config import TrainingConfig
 from fastcross.training.loop import Trainer
@@ -104,7 +107,7 @@ def test_drivers_are_the_values_with_the_most_variance():
     variance = sum(driver.effect**2 * driver.share for driver in found) - mean**2
     assert variance == pytest.approx(float(explanation.pairs[0, 1]) ** 2, rel=1e-9)
     assert driver_text(("C14", "hour"), Driver(("3f2a", "18"), 0.3141, 0.004)) == (
-        "C14 = 3f2a × hour = 18: +0.31, 0.4 % of rows"
+        "C14 = 3f2a × hour = 18: +0.314, 0.4 % of rows"
     )
     pairs = [(0, 2), (2, 3), (0, 3)]
     told = drivers(logit, batches(), explanation, pairs, edges, lambda field, key: str(key), top=10_000)
@@ -122,15 +125,22 @@ def test_the_page_is_one_file_with_its_figures_and_tables(tmp_path):
     example = explain_example(model.eval(), next(iter(make_batches(size=1)())), explanation)
     told = {explanation.strongest(1)[0].fields: [Driver(("<a>", "b"), 0.5, 0.25)]}
     page = write_page(
-        tmp_path / "page", explanation, title="A & B", drivers=told, example=example, values={"size": "1"}
+        tmp_path / "page",
+        explanation,
+        title="A & B",
+        drivers=told,
+        importances={"size": 1.0},
+        example=example,
+        values={"size": "1"},
     )
     text = page.read_text()
-    assert len(re.findall(r'src="data:image/png;base64,', text)) == 3
+    assert len(re.findall(r'src="data:image/png;base64,', text)) == 4
     assert not re.search(r'(src|href)="(?!data:)', text)  # it needs nothing else
     assert "<colour>" not in text
     assert "&lt;a&gt;" in text
     assert {path.name for path in page.parent.iterdir()} == {
-        *("index.html", "pairs.csv", "example.csv", "pairs.png", "degrees.png", "example.png")
+        *("index.html", "pairs.csv", "example.csv", "fields.csv", "importances.csv"),
+        *("fields.png", "pairs.png", "degrees.png", "example.png"),
     }
     with open(page.parent / "pairs.csv") as file:
         rows = list(csv.DictReader(file))
@@ -139,6 +149,71 @@ def test_the_page_is_one_file_with_its_figures_and_tables(tmp_path):
     with open(page.parent / "example.csv") as file:
         total = sum(float(row["effect"]) for row in csv.DictReader(file))
     assert total == pytest.approx(sum(part.effect for part in example))
+
+
+def test_a_regression_is_explained_in_the_labels_unit():
+    model, batches = make_model(), make_batches()
+    plain, (row,) = explain(model, batches, names=NAMES), make_batches(rows=1, size=1)()
+    config = model.config.to_dict() | {"regression": True, "label_mean": 50.0, "label_deviation": 20.0}
+    priced = DCN.from_config(config).double().eval()
+    priced.load_state_dict(model.state_dict())
+    found = explain(priced, batches, names=NAMES)
+    assert (plain.of, found.of) == ("logit", "prediction")
+    torch.testing.assert_close(found.main, 20 * plain.main)
+    torch.testing.assert_close(found.pairs, 20 * plain.pairs)
+    predictions = torch.cat([priced(b.dense, b.categorical, b.bags) for b in batches()]).detach()
+    assert found.deviation == pytest.approx(float(predictions.std(correction=0)), rel=1e-6)
+    parts = explain_example(priced, row, found)
+    assert sum(part.effect for part in parts) == pytest.approx(
+        priced(row.dense, row.categorical, row.bags).item(), rel=1e-6
+    )
+    told = [
+        drivers(CrossLogit(each), batches(), each_found, [(0, 1)], dense_edges(batches()), lambda f, key: str(key))
+        for each, each_found in ((model, plain), (priced, found))
+    ]
+    assert told[1][0][0].effect == pytest.approx(20 * told[0][0][0].effect)
+
+
+def test_shares_are_never_negative_and_lines_of_nothing_are_left_out(tmp_path):
+    """A deep network that takes back what the cross network says: each covaries negatively with one of the parts."""
+    model, batches = make_model(), make_batches()
+    with torch.no_grad():
+        model.logits.weight[:, model.cross.in_features :].mul_(-50)
+        model.logits.weight[:, : model.cross.in_features].mul_(1e-6)
+    found = explain(model, batches, names=NAMES)
+    assert min(*found.degrees, found.unexplained) >= 0
+    assert found.unexplained == pytest.approx(1)
+    assert [text.get_text() for text in found.plot_degrees().axes[0].get_yticklabels()] == [
+        "deep network\n(unexplained)"
+    ]
+    text = write_page(tmp_path / "page", found, title="t", drivers={}).read_text()
+    assert "None has as much as 0.1 % of the logit's variance." in text
+    assert not re.search(r"<td[^>]*>-?0\.0%", text)
+
+
+def test_columns_matter_as_far_as_the_output_moves(tmp_path):
+    columns = {"label": "y", "dense": ["x", "noise"], "levels": ["x"], "categorical": ["city"]}
+    rng = np.random.default_rng(0)
+    x = [None if i % 7 == 0 else i % 5 for i in range(400)]
+    cities = [f"c{i}" for i in rng.integers(0, 4, 400)]
+    table = pa.table({"y": np.arange(400) % 2, "x": x, "noise": rng.normal(size=400), "city": cities})
+    cache = prepare([table], tmp_path / "cache", columns=columns, min_frequency=1, split="time:1,0,0")
+    assert cache.schema.names == ["city", "x.level", "x", "noise", "x.missing"]
+    batch = next(cache.batches("train", 400))
+
+    def shares(predict):
+        return permutation_importances(predict, [batch, batch], cache.encoder)
+
+    assert shares(lambda rows: rows.dense[:, 1]) == {"x": 0, "noise": 1, "city": 0}
+    for of_x in (lambda rows: rows.dense[:, 0], lambda rows: rows.dense[:, 2], lambda rows: rows.categorical[:, 1]):
+        assert shares(of_x) == {"x": 1, "noise": 0, "city": 0}
+    assert shares(lambda rows: rows.dense[:, 0] * 0) == {"x": 0, "noise": 0, "city": 0}
+    # What moves together moves together: the flag and the category of a row stay those of one value.
+    assert shares(lambda rows: (rows.dense[:, 2] > 0) != (rows.categorical[:, 1] == missing_id(cache)))["x"] == 0
+
+
+def missing_id(cache):
+    return cache.encoder.categorical[1].values.to_pylist().index(None) + 1
 
 
 @pytest.mark.parametrize("seed", range(2))
