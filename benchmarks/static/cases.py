@@ -187,5 +187,6 @@ def specialise(
         tuple(rows) if "ALIGN" in given else (),
         sums,
         options.get("num_stages"),
+        options.get("maxnreg"),
         tuple(moved),
     )

@@ -40,6 +40,7 @@ class Launch:
     rows: tuple[tuple[str, int], ...]  # operands (B, d): name, bytes per element
     sums: int = field(default=0, compare=False)  # bytes of the partial sums it writes or reads
     num_stages: int | None = None  # loads of a loop that are under way; None: the compiler's choice
+    maxnreg: int | None = None  # registers of a thread, at most; None: the compiler's choice
     moved: tuple[tuple[str, int, tuple[int, int]], ...] = field(default=(), compare=False)  # operands with a number of
     # rows, as many as the batch: name, bytes, and what tells one place in memory from another
 
@@ -87,8 +88,8 @@ def compile_launch(launch: Launch, count_instructions: bool = False) -> Code:
     amd = launch.target.startswith("gfx")
     target = GPUTarget("hip", launch.target, launch.warp_size) if amd else GPUTarget("cuda", int(launch.target[3:]), 32)
     options = {"num_warps": launch.num_warps}
-    if launch.num_stages is not None:
-        options["num_stages"] = launch.num_stages
+    given = {"num_stages": launch.num_stages, "maxnreg": launch.maxnreg}
+    options |= {name: value for name, value in given.items() if value is not None}
     compiled = triton.compile(source, target=target, options=options)
     registers, spills = _amd_usage(compiled.asm["amdgcn"]) if amd else _nvidia_usage(compiled.asm["cubin"])
     loop = _longest_loop(_dump(compiled.asm["cubin"], "-sass")) if count_instructions and not amd else []

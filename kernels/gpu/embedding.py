@@ -243,7 +243,10 @@ def embedding_stack_keyed_fwd(
     dense = dense if dense.stride(1) == 1 else dense.contiguous()
     block = block_of(widths, align)
     words = 1 if values else 4  # vectors per thread that compile without a spill
-    block_m = max(1, words * WARPS * launch.hardware_of(x0.device).warp_size * align // block)
+    device = launch.hardware_of(x0.device)
+    block_m = max(1, words * WARPS * device.warp_size * align // block)
+    # Without a limit NVIDIA's compiler spills some of 56 registers, for more warps at a time.
+    limit = {} if device.amd or not values else {"maxnreg": 128}
     _stack_fwd_kernel[(-(-M // block_m), programs)](
         described, ids, dense, x0, keys, rows, coefficients, faults, by_bag,
         M, K, dense.shape[1], sum(widths), sum(counts[:K]), tuple(sizes),
@@ -251,6 +254,7 @@ def embedding_stack_keyed_fwd(
         BAGS=len(values), MEAN=pooling == "mean", KEEP=len(keys) > 0,
         DTYPE=tl.float64 if x0.dtype == torch.float64 else tl.float32,
         ALIGN=align, BYTES=align * x0.element_size(), BLOCK_M=block_m, BLOCK_N=block, BLOCK_V=VALUES, num_warps=WARPS,
+        **limit,
     )  # fmt: skip
     return x0, keys, rows, coefficients
 

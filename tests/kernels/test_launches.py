@@ -48,6 +48,13 @@ def test_embedding_takes_one_launch_forward_and_two_beside_the_sort(bags):
     assert [each.kernel for each in made] == ["_stack_fwd_kernel", "_sums_kernel", "_runs_kernel"]
 
 
+@pytest.mark.parametrize("target", ["sm_90", "gfx1100"])
+def test_only_nvidias_compiler_is_given_a_number_of_registers(target):
+    """AMD's has no such option, and a launch with it would fail."""
+    made = embedding.launches(EmbeddingCase(target, "fp32", (16,) * 4, 2))
+    assert {launch.maxnreg for launch in made} == ({128, None} if target == "sm_90" else {None})
+
+
 def test_embedding_is_compiled_once_for_bags_of_any_length():
     """Sizes that change from batch to batch are no part of what Triton compiles for."""
     cases = [EmbeddingCase("sm_90", "fp32", (4, 8), 1, values=values) for values in (1, 2, 16, 33, 4096)]

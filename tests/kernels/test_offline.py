@@ -43,7 +43,14 @@ def test_packed_rows_take_the_words_their_stride_allows():
 def test_cases_drawn_at_random_do_not_spill():
     """A slice of the thousand that ``python -m benchmarks.static.drawn`` compiles; its passes over rows only."""
     found = list(drawn.spills(draw(drawn.SEED, 60), processes=2, rows_only=True))
+    found += drawn.spills(embedding.draw(drawn.SEED, 8), processes=2)
     assert not found, f"seed {drawn.SEED}: {found}"
+
+
+def test_bags_that_once_spilled():
+    """Rows of one narrow word, and five bags."""
+    widths = (2,) * 27
+    assert not list(drawn.spills([embedding.EmbeddingCase("sm_90", "bf16", widths, bags=5, height=200)]))
 
 
 def test_cases_that_once_spilled():
