@@ -5,7 +5,7 @@ agree before they are timed. wrk asks with 64 connections, one contestant after 
 latencies of every round are kept, and ratios are of the same round. Writes results/DEVICE/server.json.
 
   --gathering    `fastcross serve` against itself: one request at a time, as they come, and with a delay
-  --soak S       S seconds of load: the memory by the minute; then SIGTERM under load
+  --soak S       S seconds of load: the memory meanwhile
 """
 
 import argparse
@@ -92,7 +92,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5.0, help="of each contestant in each round (5)")
     parser.add_argument("--rounds", type=int, default=5, help="(5)")
     parser.add_argument("--gathering", action="store_true", help="fastcross serve against itself")
-    parser.add_argument("--soak", type=float, metavar="S", help="memory and drain under load, for S seconds")
+    parser.add_argument("--soak", type=float, metavar="S", help="the memory under load, for S seconds")
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -114,7 +114,7 @@ def main() -> None:
             found = {"rivals": compare(contestants, encoder, chosen, place)}
     file = results.folder() / "server.json"
     known = json.loads(file.read_text()) if file.exists() else {}
-    facts = machine.machine() | machine.versions() | {"load before": f"{os.getloadavg()[0]:.1f}"}
+    facts = machine.machine() | machine.versions() | {"load after": f"{os.getloadavg()[0]:.1f}"}
     for name, value in found.items():
         known[name] = {"machine": facts, "command": " ".join(["python -m benchmarks.server", *sys.argv[1:]]), **value}
     file.parent.mkdir(parents=True, exist_ok=True)

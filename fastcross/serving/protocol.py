@@ -106,7 +106,7 @@ def _head(tensor: Any) -> tuple[str, int, str, Mapping[str, Any]]:
     sizes = shape if isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape) else []
     if len(sizes) not in (1, 2) or sizes[1:] not in ([], [1]):
         raise DataError(f"the input {_cited(name)} must have the shape [n] or [n, 1]; got {_cited(shape)}")
-    if datatype != "BYTES" and datatype not in NUMBERS:
+    if not isinstance(datatype, str) or datatype not in ("BYTES", *NUMBERS):
         raise DataError(f"the input {_cited(name)} must be BYTES, {', '.join(NUMBERS)}; got {_cited(datatype)}")
     return name, sizes[0], datatype, _parameters(tensor.get("parameters"))
 
