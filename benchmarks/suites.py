@@ -170,8 +170,8 @@ SUITES = (
             Case(Problem(LOW_RANK, 1024, 3456, 3, rank=512), (OURS, PLAIN, EAGER, *LOW_RANK.peers, PRODUCTS), 2.0),
         ),
         text=(
-            "The packages' modules run as shipped, TorchRec's mixture with tanh. The eager loop is the papers'"
-            " equation, a product with each weight as it stands, and FuxiCTR's code of GDCN. `plain PyTorch` is the"
+            "The packages' modules run as shipped. The eager loop is the papers' equation, a product with each weight"
+            " as it stands, and FuxiCTR's code of GDCN. `plain PyTorch` is the"
             ' same in the fewest GEMMs (`backend="torch"`): what a rewrite of the packages\' code gains. `GEMMs alone`'
             " are those of `fastcross` with nothing between them. MLPerf's DLRM has a batch of 65,536; its GEMMs take"
             " the same share of any large batch."
