@@ -304,6 +304,10 @@ def network_bwd(
             has_bias=b is not None, has_a=not whole and v is None, need_dc=need_dc,
         )  # fmt: skip
 
+    # Without a limit NVIDIA's compiler spills some of 128 registers, for more warps at a time.
+    most = launch.REGISTER_FILE // (plan.num_warps * plan.resident) // 8 * 8
+    limit = {} if device.amd or v is None else {"maxnreg": min(248, most)}
+
     def pass_over_rows(need_dx0: bool, need_dw: bool, adds_dy: bool, groups: int) -> None:
         layers = -(-rows // groups) if need_dw or (need_dc and not takes_scalars) else 0
         _cross_network_bwd_kernel[(programs, plan.segments(N), groups)](
@@ -314,7 +318,7 @@ def network_bwd(
             NEED_DX0=need_dx0, NEED_DW=int(need_dw), NEED_DY_SUM=int(adds_dy),
             NEED_DC=int(need_dc and not takes_scalars),
             L=rows, LAYERS=layers, STORED=int(need_dy_sum), COLUMNS=kept.packed.shape[1],
-            **tile(plan, N),
+            **tile(plan, N), **limit,
         )  # fmt: skip
 
     if plan.groups == 1:
