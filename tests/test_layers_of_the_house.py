@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # From the ground up: a room may import those below it, never its neighbours or what stands above.
 FLOORS = (
-    ("_version", "extras", "fields", "files"),
+    ("_version", "defaults", "extras", "fields", "files"),
     ("batch", "kernels", "reference"),
     ("ops",),
     ("accuracy", "layers"),

@@ -20,7 +20,7 @@ from fastcross.training.run_folder import Run, draw_curves, read_json, write_jso
 from fastcross.tuning.crosses import cross_finder, find_crosses
 from fastcross.tuning.report import Results, draw_importances, importances, write_report
 from fastcross.tuning.search import search, seeds, time_share
-from fastcross.tuning.space import PAPER, read_spaces, without
+from fastcross.tuning.space import BY_PRESET, read_spaces, without
 from fastcross.tuning.study import Study
 
 
@@ -177,10 +177,11 @@ def _create(args: Namespace) -> Study:
     if foreign := [model for model in read if model not in args.model]:
         raise ValueError(f"{args.space} has a space for {', '.join(foreign)}; --model names {', '.join(args.model)}")
     plans = {name: experiment(args, name, 0, strict=False) for name in args.model}  # an unknown name is an error here
+    usual = BY_PRESET[next(iter(plans.values())).preset]
     return Study.create(
         args.study or run_name("tune"),
         plans,
-        {name: without(read.get(name, PAPER[name]), fixed) for name in plans},
+        {name: without(read.get(name, usual[name]), fixed) for name in plans},
         pruner=args.pruner or ("none" if args.grid else "halving"),
         whole_grid=args.grid,
         seed=args.search_seed,

@@ -28,8 +28,8 @@ prepare prints the type of each column and why. Options set other types.""",
   fastcross train --data day_0.cache --run runs/first    a cache made by fastcross prepare
   fastcross train --data ratings.csv --label liked --categorical user,film
   fastcross train --data train.txt --cross-layers 6 --deep-layers 1024,1024 --lr 1e-4 --evaluate-every 2000
-  fastcross train --data covtype.csv.gz --format covertype --split 0.9 --cross-layers 8 --deep-layers 292x6 \\
-                  --schedule cosine --epochs 30
+  fastcross train --data covtype.csv.gz --format covertype --split 0.9 --preset paper --cross-layers 8 \\
+                  --deep-layers 292x6 --schedule cosine --epochs 30
   fastcross train --resume runs/first                    continue after a crash or Ctrl-C, bit for bit
   fastcross train --processes 2 --data day_0.cache       tables divided between two processes""",
     "evaluate": """examples:

@@ -16,6 +16,7 @@ from fastcross._version import __version__
 from fastcross.cli.examples import DESCRIPTION, EXAMPLES
 from fastcross.data.columns import TASKS
 from fastcross.data.formats import FORMATS
+from fastcross.defaults import FOLLOW, PRESETS
 from fastcross.fields import LARGEST, layer_sizes
 from fastcross.models import CROSS_TYPES, MODELS
 from fastcross.training.config import (
@@ -222,6 +223,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
+BY_THE_DATA = "A default in brackets with an asterisk is the paper's; without --preset paper it follows from the data."
 CHECKPOINT = "run folder, or its best.safetensors"
 MOVED = "the cache that the model was trained on, if it has moved"
 KEPT = "folder for prepared data (default: ~/.cache/fastcross)"
@@ -253,7 +255,7 @@ def _preparation(parser: argparse.ArgumentParser) -> None:
         "--time-column", metavar="NAME", help="column that orders the rows for --split time, if the file is not ordered"
     )
     add("--hash-buckets", type=at_least(1), metavar="N", help="hash values into N ids instead of vocabularies")
-    _division(add, "values that are rarer share one id (default: 10)")
+    _division(add, "values that are rarer share one id (default: 3 to 10, by the number of rows)")
     about = "Types that are not given are inferred from the rows, and printed with the reason."
     add = parser.add_argument_group("columns of csv and parquet files", about).add_argument
     add("--label", metavar="NAME", help="column of the label (default: label, click, clicked, target or y)")
@@ -295,9 +297,12 @@ def _search(parser: argparse.ArgumentParser) -> None:
     add("--trials", type=at_least(1), metavar="N", help="number of trials per model, including those of earlier calls")
     add("--budget", type=duration, metavar="TIME", help="start no trial after this time, as in 2h or 30m")
     add("--grid", action="store_true", help="try every point of the grid once")
-    add("--space", metavar="JSON", help="JSON file with the search space (default: the paper's, section 4.2)")
     about = (
-        "which trials stop early, by validation logloss: halving, those not in the better half at the 2nd, 4th, 8th, … "
+        "JSON file with the search space (default: sizes, dropout, batch size, rate; with --preset paper the paper's)"
+    )
+    add("--space", metavar="JSON", help=about)
+    about = (
+        "which trials stop early, by validation logloss: halving, those not in the better half at the 4th, 8th, 16th … "
         "evaluation; median, those worse than the median; or none (default: halving; with --grid none)"
     )
     add("--pruner", choices=("halving", "median", "none"), help=about)
@@ -309,8 +314,13 @@ def _search(parser: argparse.ArgumentParser) -> None:
 
 
 def _model(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("model").add_argument
-    add("--cross-layers", type=at_least(0), metavar="N", help="number of cross layers of DCN (default: the model's)")
+    about = (
+        "where options that are not given come from: the number of rows and the columns (data), or the paper "
+        "(default: data)"
+    )
+    parser.add_argument("--preset", choices=PRESETS, help=about)
+    add = parser.add_argument_group("model", BY_THE_DATA).add_argument
+    add("--cross-layers", type=at_least(0), metavar="N", help="number of cross layers of DCN (default: 6*)")
     add(
         "--cross-type",
         metavar="TYPE",
@@ -327,15 +337,15 @@ def _model(parser: argparse.ArgumentParser) -> None:
         "--deep-layers",
         type=layers,
         metavar="SIZES",
-        help="sizes of the deep layers, as in 1024,1024 or 292x6; 0 for none",
+        help="sizes of the deep layers, as in 1024,1024 or 292x6; 0 for none (default: 1024,1024*)",
     )
-    add("--embedding-dim", type=at_least(1), metavar="N", help="size of an embedding (default: 6 · cardinality^(1/4))")
+    add("--embedding-dim", type=at_least(1), metavar="N", help="size of an embedding (default: 6 · cardinality^(1/4)*)")
     add("--structure", choices=("parallel", "stacked"), help="cross and deep network of DCN (default: parallel)")
-    add("--dropout", type=float, metavar="P", help="dropout in the deep network (default: 0)")
+    add("--dropout", type=float, metavar="P", help="dropout in the deep network (default: 0*)")
     add(
         "--batch-norm",
         action=argparse.BooleanOptionalAction,
-        help="batch normalisation in the deep network (default: yes)",
+        help="batch normalisation in the deep network (default: yes*)",
     )
     add("--l2", type=float, metavar="λ", help="weight of the regularisation term (default: 0)")
     about = "a cross of columns for wide_deep and lr; may be repeated"
@@ -343,18 +353,19 @@ def _model(parser: argparse.ArgumentParser) -> None:
     add(
         "--residual-units", type=at_least(1), metavar="N", help="number of residual units of deep_crossing (default: 3)"
     )
-    add("--input-dim", type=at_least(1), metavar="N", help="input size of the residual units (default: 512)")
-    add("--cross-dim", type=at_least(1), metavar="N", help="size of the residual units' inner layer (default: 512)")
+    add("--input-dim", type=at_least(1), metavar="N", help="input size of the residual units (default: 512*)")
+    add("--cross-dim", type=at_least(1), metavar="N", help="size of the residual units' inner layer (default: 512*)")
     add("--backend", help="auto, triton, cpu, torch or reference (default: auto)")
 
 
 def _training(parser: argparse.ArgumentParser) -> None:
     paper = TrainingConfig()
-    add = parser.add_argument_group("training").add_argument
+    add = parser.add_argument_group("training", BY_THE_DATA).add_argument
 
     def number(name: str, kind: type, help: str, metavar: str = "N") -> None:
         default = getattr(paper, name.replace("-", "_"))
-        text = help if default is None else f"{help} (default: {default:g})"
+        mark = "*" if name.replace("-", "_") in FOLLOW else ""
+        text = help if default is None else f"{help} (default: {default:g}{mark})"
         add(f"--{name}", type=kind, metavar=metavar, help=text)
 
     number("batch-size", int, "rows per step")

@@ -13,6 +13,7 @@ from fastcross.cli.printing import bars, print_cache, print_metrics, show
 from fastcross.data.cache import Cache
 from fastcross.data.columns import Columns
 from fastcross.data.preparation import prepare as prepare_cache
+from fastcross.defaults import PAPER_FREQUENCY
 from fastcross.distributed import launch, max_restarts, restarts, under_torchrun
 from fastcross.extras import require
 from fastcross.models import MODELS
@@ -34,7 +35,7 @@ TRAINING = tuple(entry.name for entry in fields(TrainingConfig) if entry.name !=
 
 def prepare(args: Namespace) -> int:
     with bars() as progress:
-        cache = prepare_cache(args.data, args.cache, progress=progress, **preparation(args))
+        cache = prepare_cache(args.data, args.cache, progress=progress, **{"min_frequency": None, **preparation(args)})
     print_cache(cache)
     skipped = cache.manifest["skipped"]
     if skipped["rows"]:
@@ -144,9 +145,9 @@ def experiment(args: Namespace, model: str, seed: int, *, strict: bool = True) -
     others: dict[str, Any] = {"device": args.device, "threads": args.threads}
     if hasattr(args, "sharding"):  # of train alone
         others |= {"embedding": args.embedding, "sharding": _sharding(args)}
-    if not data.files:
+    if not data.files and args.preset is None:
         return Experiment.on_generated_log(data, model, options, training, **others)
-    return Experiment(data, model, options, TrainingConfig(**training), **others)
+    return Experiment(data, model, options, training, **others, preset=args.preset or "data")
 
 
 def _sharding(args: Namespace) -> str | None:
@@ -197,6 +198,8 @@ def preparation(args: Namespace) -> dict[str, Any]:
     if args.hash_buckets is not None and args.min_frequency is not None:
         raise ValueError("--min-frequency has no effect on --hash-buckets, which keep no vocabulary of frequent values")
     options = _division(args) | given(args, ("format", "hash_buckets", "time_column"))
+    if getattr(args, "preset", None) == "paper" and args.hash_buckets is None:
+        options = {"min_frequency": PAPER_FREQUENCY, **options}
     return options | {"columns": columns} if columns else options
 
 

@@ -38,6 +38,7 @@ from fastcross.data.formats.parquet import PLACES, MemoryTable
 from fastcross.data.formats.reading import Problems, Source, Table, check_kind, read_in_order, resolve_paths
 from fastcross.data.inference import Values, settle
 from fastcross.data.numbers import Numbers, fit_numbers
+from fastcross.defaults import PAPER_FREQUENCY, least_frequency
 from fastcross.files import building, write_checked_json
 
 Array = npt.NDArray[Any]
@@ -53,7 +54,7 @@ def prepare(
     format: str = "auto",
     split: str | Sequence[float] = "time",
     seed: int = 0,
-    min_frequency: int = 10,
+    min_frequency: int | None = PAPER_FREQUENCY,
     hash_buckets: int | None = None,
     columns: Columns | str | dict[str, Any] | None = None,
     time_column: str | None = None,
@@ -64,8 +65,9 @@ def prepare(
     """Read `source` (a file, a pattern, a list) into a cache at `cache_path`, or reuse the cache that is there already.
 
     A cache is reused when the inputs (sizes, times of change, a sample of their bytes) and the arguments are those it
-    was made with, and rebuilt otherwise. split: see Split.parse; columns: see Columns (csv and parquet; a string names
-    the label column); time_column: orders the rows for a split by time where the file does not; on_error: "stop" at the
+    was made with, and rebuilt otherwise. min_frequency: values in fewer training rows share one id; None: 3 to 10, by
+    the number of training rows. split: see Split.parse; columns: see Columns (csv and parquet; a string names the label
+    column); time_column: orders the rows for a split by time where the file does not; on_error: "stop" at the
     first bad row with a DataError, or "skip" and count them in manifest["skipped"]; progress: True, or a function of
     (stage, done, total). What was inferred, and how the rows were divided, is in the cache's `report`.
 
@@ -157,12 +159,14 @@ def _configuration(
     format: str,
     division: Split,
     seed: int,
-    min_frequency: int,
+    min_frequency: int | None,
     hash_buckets: int | None,
     declared: Columns | None,
     on_error: str,
 ) -> dict[str, Any]:
-    if min_frequency < 0 or (hash_buckets is not None and not 1 <= hash_buckets < 1 << 31):
+    if (min_frequency is not None and min_frequency < 0) or (
+        hash_buckets is not None and not 1 <= hash_buckets < 1 << 31
+    ):
         raise ValueError(f"need min_frequency >= 0 and 1 <= hash_buckets < 2^31; got {min_frequency}, {hash_buckets}")
     return {
         "format": format,
@@ -244,7 +248,9 @@ def _build(
             label_facts |= dict(zip(("mean", "deviation"), known.label_scale, strict=True))
         weight_facts = {"weight": _weight(spool, part)} if columns.sample_weight else {}
         report("count", 0, 1)
-        categorical, bags = fit_ids(spool, part, configuration["min_frequency"], configuration["hash_buckets"], known)
+        least = configuration["min_frequency"]
+        least = least_frequency(int((part == 0).sum())) if least is None else least
+        categorical, bags = fit_ids(spool, part, least, configuration["hash_buckets"], known)
         # Rows to predict need no time: it only divided these.
         columns_of_rows = replace(columns, time=None, time_as="number")
         numbers = known.numbers if known else fit_numbers(spool, part)
@@ -258,6 +264,7 @@ def _build(
             "format_version": FORMAT_VERSION,
             "fastcross": __version__,
             **origin,
+            "configuration": {**configuration, "min_frequency": least},
             "schema": encoder.schema.to_dict(),
             "encoder": encoder.fingerprint,
             "sizes": dict(zip(PARTS, np.bincount(part, minlength=3).tolist(), strict=True)),
@@ -268,7 +275,7 @@ def _build(
                 name: record.description for name, record in zip(columns.dense or (), numbers.records, strict=True)
             },
             "looked_at": table.looked_at,
-            "warnings": [*origin["warnings"], *_without_ids(encoder, configuration["min_frequency"])],
+            "warnings": [*origin["warnings"], *_without_ids(encoder, least)],
             "split": division.describe(columns.time),
             "skipped": {"rows": len(problems), "examples": problems.examples, "truncated": problems.truncated},
             "seconds": round(time.time() - started, 3),

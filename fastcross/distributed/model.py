@@ -88,15 +88,17 @@ class ShardedDCN(DistributedModelParallel):
     def reset_parameters(self) -> None:
         """Draw the parameters that a DCN on one machine draws from the same seed, for any number of ranks."""
         for table, dim in zip(self.tables(), self.dims, strict=True):
-            _draw(table, dim)
+            _draw(table, dim, self.config.embedding_std)
         for name in self.layers:
             for part in getattr(self.module, name).modules():
                 if hasattr(part, "reset_parameters"):
                     part.reset_parameters()
+        if isinstance(self.module, DCN):
+            self.module.start_deep()
 
 
-def _draw(table: ShardedTensor, dim: int) -> None:
-    """N(0, 1/n_e), drawn from PyTorch's generator as for a whole table. This rank keeps its shards of it.
+def _draw(table: ShardedTensor, dim: int, std: float | None) -> None:
+    """N(0, 1/n_e) or N(0, std²), drawn from PyTorch's generator as for a whole table. This rank keeps its shards of it.
 
     PyTorch draws 16 numbers at a time (and the last 16 again), so chunks of a multiple of 16 give the same numbers.
     """
@@ -108,6 +110,8 @@ def _draw(table: ShardedTensor, dim: int) -> None:
         stop = start + CHUNK
         stop = rows if (rows - stop) * dim < 16 else stop
         values = torch.empty(stop - start, dim).normal_(std=dim**-0.5)
+        if std is not None:
+            values *= std * dim**0.5
         for tensor, (row, column) in shards:
             lo, hi = max(start, row), min(stop, row + tensor.shape[0])
             width = min(dim - column, tensor.shape[1])

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fastcross.defaults import PAPER_FREQUENCY
 from fastcross.estimators.kept_run import KeptRun
 from fastcross.fields import fitted
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from fastcross.estimators.rows import Rows
     from fastcross.explain.explanation import Explanation
     from fastcross.interop.serving import Exported
-    from fastcross.training import Experiment, TrainingConfig
+    from fastcross.training import Experiment
     from fastcross.training.metrics import Predicted
 
 Array = npt.NDArray[Any]
@@ -51,10 +53,12 @@ LARGEST_SEED = 2**31 - 1  # what NumPy draws and every platform takes
 class Estimator(BaseEstimator):
     """Fits on a table in memory, or a file, what ``fastcross train`` fits on a file, bit for bit.
 
-    Parameters are those of ``fastcross train``, under the same names; None is the default there.
+    Parameters are those of ``fastcross train``, under the same names. What is None follows from the number of rows and
+    the columns, by the arithmetic in fastcross/defaults.py; ``chosen_`` holds it after fit.
 
     Args:
         model: a name among fastcross.models.MODELS; an option that it has not is an error.
+        preset: "data", or "paper" for the paper's values where a parameter is None.
         columns: what the columns are, as fastcross.data.Columns, a dict of its fields, or None to infer all of them,
             as ``fastcross prepare`` does. A dict without ``infer_rest`` leaves out what it does not name.
         categorical_features: which columns are categories, as in scikit-learn: names, positions, a mask, or
@@ -83,6 +87,7 @@ class Estimator(BaseEstimator):
 
     model: str = "dcn"
     _: KW_ONLY
+    preset: str = "data"
     cross_layers: int | None = None
     cross_type: str | None = None
     rank: int | None = None
@@ -149,7 +154,7 @@ class Estimator(BaseEstimator):
         if hasattr(self, "run_"):
             return self._keeping(lambda: self._go_on(X, y, sample_weight, None, ALL_TRAIN, once))
         plan = self._plan()
-        plan = replace(plan, training=replace(plan.training, **once))
+        plan = replace(plan, training={**self._training(), **once})
         return self._keeping(lambda: self._fit(plan, X, y, sample_weight, None, ALL_TRAIN))
 
     def _plan(self) -> Experiment:
@@ -159,7 +164,12 @@ class Estimator(BaseEstimator):
 
         options = self._given(name for model in MODELS for name in model_options(model))
         plan = Experiment(
-            model=self.model, options=options, training=self._training(), device=self.device, threads=self.threads
+            model=self.model,
+            options=options,
+            training=self._training(),
+            device=self.device,
+            threads=self.threads,
+            preset=self.preset,
         )
         plan.check()
         for name, hint in OF_PREPARATION.items():
@@ -202,7 +212,7 @@ class Estimator(BaseEstimator):
         tables = [rows.table] if eval_set is None else [rows.table, self._evaluated(eval_set, rows)]
         columns = replace(encoder.columns, label=rows.label, sample_weight=rows.weight)
         with tempfile.TemporaryDirectory(prefix="fastcross-") as folder:
-            options = {"seed": self.split_seed, "split": split, **self._given(("min_frequency",))}
+            options = {"seed": self.split_seed, "split": split, "min_frequency": self._least()}
             cache = prepare(tables, Path(folder) / "cache", columns=columns, grow=self.run_.path / "encoder", **options)
             if show:
                 show(cache.report)
@@ -212,15 +222,21 @@ class Estimator(BaseEstimator):
             self._set_run(kept, cache, result)
 
     def _set_run(self, kept: KeptRun, cache: Cache, result: dict[str, Any]) -> None:
+        from fastcross.training.loop import CUT_SHORT, is_cut_short
+
         kept.look_at(cache)
         self.run_, self.result_, self.report_ = kept, result, cache.report
         self._set_history(kept)
         self._warn(cache.warnings)
+        if is_cut_short(result):
+            message = CUT_SHORT.format(result["steps"])
+            warnings.warn(message, ConvergenceWarning, stacklevel=6)
 
     def _set_history(self, kept: KeptRun) -> None:
         from fastcross.training.run_folder import Run
 
-        self.history_ = Run(kept.path).history
+        run = Run(kept.path)
+        self.history_, self.chosen_ = run.history, run.config.get("by_the_data", {})
         self.n_iter_ = max(1, math.ceil(self.history_[-1]["epoch"])) if self.history_ else 1
 
     def _prepare(self, X: Any, y: Any, sample_weight: Any, eval_set: Any, path: Path, split: Any) -> Cache:
@@ -228,6 +244,7 @@ class Estimator(BaseEstimator):
         from fastcross.estimators.rows import has_names
 
         options = {"seed": self.split_seed, "split": split, **self._given(PREPARATION_OPTIONS)}
+        options["min_frequency"] = self._least()
         if is_path(X):
             _check_names(X, y=y, sample_weight=sample_weight, eval_set=eval_set)
             said = self.columns or self.group or y or sample_weight or self.task == "regression"
@@ -437,6 +454,11 @@ class Estimator(BaseEstimator):
         """The parameters among these that the estimator has and that are not None."""
         return {name: value for name in names if (value := getattr(self, name, None)) is not None}
 
+    def _least(self) -> int | None:
+        """The least frequency; None: by the number of rows."""
+        given = self.min_frequency
+        return PAPER_FREQUENCY if given is None and self.preset == "paper" and self.hash_buckets is None else given
+
     def _given_training(self) -> dict[str, Any]:
         from fastcross.training import TrainingConfig
 
@@ -447,14 +469,12 @@ class Estimator(BaseEstimator):
             given["lr"] = self.learning_rate
         return given
 
-    def _training(self) -> TrainingConfig:
-        from fastcross.training import TrainingConfig
-
+    def _training(self) -> dict[str, Any]:
         given = self._given_training()
         seed = self.random_state
         if not isinstance(seed, int):
             seed = int(check_random_state(seed).randint(LARGEST_SEED))
-        return TrainingConfig(**given, seed=seed)
+        return {**given, "seed": seed}
 
     def _names_of_a_file(self) -> tuple[str, ...]:
         names = self.categorical_features

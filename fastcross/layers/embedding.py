@@ -7,13 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from fastcross.batch import Bag
+from fastcross.defaults import paper_dim
 from fastcross.kernels.embedding import new_faults, raise_faults
 from fastcross.ops.embedding import Bags, check_batch, embedding_stack
-
-
-def paper_dim(cardinality: int) -> int:
-    """Section 4.2: 6 · cardinality^(1/4), rounded to the nearest integer."""
-    return max(1, round(6 * cardinality**0.25))
 
 
 class EmbeddingStack(nn.Module):

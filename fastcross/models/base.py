@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
@@ -31,6 +31,7 @@ class ModelConfig:
     embedding_dim: int | Sequence[int] | None = None  # n_e; None is the paper's 6 · cardinality^(1/4)
     bag_cardinalities: Sequence[int] = field(default=(), kw_only=True)  # ids of each multi-valued feature
     bag_pooling: str = field(default="mean", kw_only=True)  # or "sum"
+    embedding_std: float | None = field(default=None, kw_only=True)  # of the initial tables; None is n_e^(-1/2)
     num_outputs: int = field(default=1, kw_only=True)  # 1: click or not, or a quantity; C > 1: a class among C
     regression: bool = field(default=False, kw_only=True)  # the output is a quantity, learned by its squared error
     label_mean: float = field(default=0.0, kw_only=True)  # mean and standard deviation of a regression's label: the
@@ -50,6 +51,8 @@ class ModelConfig:
                 "need a finite label_mean and a positive, finite label_deviation; "
                 f"got {self.label_mean} and {self.label_deviation}"
             )
+        if self.embedding_std is not None and not 0 < self.embedding_std < math.inf:
+            raise ValueError(f"embedding_std must be positive and finite; got {self.embedding_std}")
         if not 0 <= self.l2 < math.inf:
             raise ValueError(f"l2 must be at least 0; got {self.l2}")
         backends.check(self.backend)
@@ -143,7 +146,7 @@ class Model(nn.Module):
 
 def embedding_layer(config: ModelConfig) -> EmbeddingStack:
     """The embedding and stacking layer (section 2.1) of a configuration."""
-    return EmbeddingStack(
+    stack = EmbeddingStack(
         config.cardinalities,
         config.num_dense,
         config.embedding_dim,
@@ -152,3 +155,13 @@ def embedding_layer(config: ModelConfig) -> EmbeddingStack:
         sparse_gradients=config.sparse_gradients,
         backend=config.backend,
     )
+    if config.embedding_std is not None:
+        scale_tables(stack.tables, config.embedding_std)
+    return stack
+
+
+@torch.no_grad()
+def scale_tables(tables: Iterable[Tensor], std: float) -> None:
+    """From N(0, 1/n_e) to N(0, std²), without another draw: seeds keep their meaning."""
+    for table in tables:
+        table *= std * table.shape[1] ** 0.5

@@ -1,5 +1,6 @@
 """The Deep & Cross Network, beside section 2 of the paper: embedding and stacking, cross ∥ deep, combination, loss."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -53,6 +54,7 @@ class DCNConfig(DeepConfig):
     rank: int | None = field(default=None, kw_only=True)  # r of "low_rank" and "mixture"; None: d/4, as DCN-V2 has it
     experts: int = field(default=4, kw_only=True)  # K of "mixture"
     structure: str = field(default="parallel", kw_only=True)  # or "stacked": the deep network reads x_L, not x0
+    deep_start: float = field(default=1.0, kw_only=True)  # factor of the initial logits' weights for h, if parallel
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -66,6 +68,8 @@ class DCNConfig(DeepConfig):
             raise ValueError(f"rank and experts must be at least 1; got {self.rank} and {self.experts}")
         if self.cross_layers < 0:
             raise ValueError(f"cross_layers must be at least 0; got cross_layers = {self.cross_layers}")
+        if not 0 <= self.deep_start < math.inf:
+            raise ValueError(f"deep_start must be at least 0; got {self.deep_start}")
         if not self.cross_layers and not self.deep_layers:
             raise ValueError("there must be a network; got cross_layers = 0 and deep_layers = ()")
 
@@ -76,6 +80,7 @@ class DCN(Model):
     Args:
         cardinalities: number of ids of each single-valued categorical feature.
         num_dense: number of dense features.
+        embedding_std: standard deviation of the initial embeddings; None is n_e^(-1/2).
         embedding_dim: size of the embeddings, one for all features or one each (bags last); None is the paper's
             6 · cardinality^(1/4).
         bag_cardinalities: number of ids of each multi-valued feature.
@@ -87,6 +92,9 @@ class DCN(Model):
         rank, experts: r (None: d/4) and K of the cross types that have them.
         deep_layers: the deep network's sizes, also as "1024,1024" or "292x6"; () leaves the cross network alone.
         structure: "parallel", or "stacked": the deep network reads x_L instead of x0.
+        deep_start: factor of the initial weights that the logits give the deep network's output. Under Adam a wide deep
+            network changes the logits faster than the cross network and takes what both could learn; with 0 the cross
+            network comes first.
         batch_norm: batch normalisation in the deep network, between W h and the ReLU.
         dropout: dropout after each ReLU of the deep network.
         logits_bias: whether the logits have a bias; eq. 5 has none.
@@ -115,6 +123,13 @@ class DCN(Model):
         self.parallel = config.cross_layers > 0 and (config.structure == "parallel" or not config.deep_layers)
         size = (width if self.parallel else 0) + (h if config.deep_layers else 0)
         self.logits = nn.Linear(size, config.num_outputs, bias=config.logits_bias)
+        self.start_deep()
+
+    @torch.no_grad()
+    def start_deep(self) -> None:
+        """Scale the initial weights that the logits give the deep network's output."""
+        if self.parallel and self.config.deep_layers:
+            self.logits.weight[:, -self.config.deep_layers[-1] :] *= self.config.deep_start
 
     def forward(self, dense: Tensor, categorical: Tensor, bags: Bags = ()) -> Tensor:
         """Logits, (B,) for one output and (B, C) for more; their sigmoid or softmax are the probabilities."""

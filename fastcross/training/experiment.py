@@ -1,5 +1,5 @@
 """An experiment: data, model and training. It trains, resumes, and saves itself as JSON.
-experiment = Experiment(Dataset("train.txt"), "dcn", {"cross_layers": 4}, TrainingConfig(epochs=3))
+experiment = Experiment(Dataset("train.txt"), "dcn", {"cross_layers": 4}, {"epochs": 3})   # all else follows the data
 result = experiment.run("runs/first", show=print)
 resume("runs/first")                            # after a crash, bit for bit
 model = load_model("runs/first").model
@@ -21,6 +21,7 @@ import torch
 from fastcross._version import __version__
 from fastcross.batch import Schema
 from fastcross.data.cache import Cache
+from fastcross.defaults import PAPER_FREQUENCY, PRESETS, defaults, spelled
 from fastcross.files import user_folder
 from fastcross.models import MODELS
 from fastcross.models.base import Model
@@ -60,7 +61,7 @@ class Dataset:
     Args:
         files: a cache, or files to prepare; none for a generated click log, whose best possible logloss is known.
         cache: folder for the prepared data; None for one in the user's cache folder.
-        preparation: arguments of :func:`fastcross.data.prepare`; others have its defaults.
+        preparation: arguments of :func:`fastcross.data.prepare`; others have its defaults, and min_frequency None.
         rows: number of rows of the generated log.
     """
 
@@ -93,7 +94,7 @@ class Dataset:
             write_click_log(log, self.rows)
         info = read_info(log)
         assert info is not None
-        options = {"format": "criteo", "split": info.split}
+        options = {"format": "criteo", "split": info.split, "min_frequency": PAPER_FREQUENCY}
         cache = Dataset((str(log),), str(home / "cache"), options)._prepare(show, progress)
         known = info.bayes_logloss_parts.items()
         return cache, {part: value for part, value in known if math.isfinite(value)}  # a part may have no rows
@@ -103,7 +104,7 @@ class Dataset:
         from fastcross.data.preparation import prepare
 
         folder = self.cache or self._folder()
-        cache = prepare(self.files, folder, progress=progress or False, **self.preparation)
+        cache = prepare(self.files, folder, progress=progress or False, **{"min_frequency": None, **self.preparation})
         return _shown(cache, show)
 
     def _folder(self) -> str:
@@ -131,7 +132,9 @@ class Experiment:
         data: the rows.
         model: a name among :data:`fastcross.models.MODELS`.
         options: the model's options, see :func:`model_options`. ``crosses`` may name columns.
-        training: the configuration of the training loop.
+        training: the configuration of the training loop, or only some fields of it.
+        preset: where all other options and fields come from: "data" (see fastcross/defaults.py) or "paper", the
+            defaults of the model and of TrainingConfig.
         device: "auto", "cpu", "cuda", "cuda:1" …
         threads: number of CPU threads; None for PyTorch's present number.
         embedding: the implementation of the tables, one of EMBEDDINGS.
@@ -141,16 +144,20 @@ class Experiment:
     data: Dataset = field(default_factory=Dataset)
     model: str = "dcn"
     options: Mapping[str, Any] = field(default_factory=dict)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
+    training: TrainingConfig | Mapping[str, Any] = field(default_factory=dict)
     device: str = "auto"
     threads: int | None = None
     embedding: str = "auto"
     sharding: str | None = None
+    preset: str = "data"
 
     def __post_init__(self) -> None:
         known = model_options(self.model)
         if unknown := [name for name in self.options if name not in known]:
             raise ValueError(f"the model {self.model} has no option {', '.join(unknown)}")
+        if self.preset not in PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {self.preset!r}")
+        config = self.config  # raises for what the training refuses
         if self.threads is not None and (not isinstance(self.threads, int) or self.threads < 1):
             raise ValueError(f"threads must be at least 1; got {self.threads!r}")
         if self.embedding not in EMBEDDINGS:
@@ -160,8 +167,33 @@ class Experiment:
                 raise ValueError(f"sharding must be one of {', '.join(SHARDINGS)}; got {self.sharding!r}")
             if self.model not in SHARDED_MODELS:
                 raise ValueError(f"sharding trains the models {' and '.join(SHARDED_MODELS)}; got {self.model}")
-            if (name := self.training.optimizer) not in SHARDED_OPTIMIZERS:
+            if (name := config.optimizer) not in SHARDED_OPTIMIZERS:
                 raise ValueError(f"sharded tables have the optimizers {' and '.join(SHARDED_OPTIMIZERS)}; got {name}")
+
+    @property
+    def config(self) -> TrainingConfig:
+        """The training, with the paper's values for what is not given."""
+        return self.training if isinstance(self.training, TrainingConfig) else TrainingConfig(**self.training)
+
+    def filled(self, cache: Cache) -> tuple["Experiment", dict[str, Any]]:
+        """The experiment with every option and field that was not given, and what was chosen by the data."""
+        options, given = resolve_options(self.options, cache.schema), self.training
+        chosen: dict[str, Any] = {}
+        if self.preset == "data" and self.sharding is None:  # tables that are sharded are of large logs
+            schema = cache.schema
+            found = defaults(self.model, cache.sizes["train"], (*schema.cardinalities, *schema.bag_cardinalities))
+            named = {**options, **(asdict(given) if isinstance(given, TrainingConfig) else given)}
+            known = (*model_options(self.model), *(entry.name for entry in fields(TrainingConfig)))
+            chosen = {name: value for name, value in found.items() if name in known and name not in named}
+        of_model = model_options(self.model)
+        options |= {name: value for name, value in chosen.items() if name in of_model}
+        training = self.config
+        return replace(
+            self,
+            options=options,
+            training=replace(training, **{name: value for name, value in chosen.items() if name not in of_model}),
+            threads=self.threads or torch.get_num_threads(),
+        ), chosen
 
     def check(self) -> None:
         """Raise if the model refuses an option or the device is missing, before data is prepared for minutes."""
@@ -175,20 +207,24 @@ class Experiment:
     def on_generated_log(
         cls, data: Dataset, model: str, options: Mapping[str, Any], training: Mapping[str, Any], **others: Any
     ) -> "Experiment":
-        """An experiment on the generated log, with the log's defaults for missing options and training settings."""
-        defaults = {name: value for name, value in GENERATED_LOG_OPTIONS.items() if name in model_options(model)}
+        """An experiment on the generated log, with the log's own defaults: no others are chosen by the data."""
+        usual = {name: value for name, value in GENERATED_LOG_OPTIONS.items() if name in model_options(model)}
         config = TrainingConfig(**{**GENERATED_LOG_TRAINING, **training})
-        return cls(data, model, {**defaults, **options}, config, **others)
+        return cls(data, model, {**usual, **options}, config, preset="paper", **others)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON; :meth:`from_dict` takes it back."""
-        return _plain(asdict(self))
+        training = asdict(self.training) if isinstance(self.training, TrainingConfig) else self.training
+        return _plain({**asdict(replace(self, training={})), "training": training})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Experiment":
         """From :meth:`to_dict`, or from the config.json of a run, which has further entries."""
         known: dict[str, Any] = {entry.name: values[entry.name] for entry in fields(cls) if entry.name in values}
-        training = TrainingConfig(**values["training"])
+        given = values["training"]
+        # A run has trained with all fields, even if a newer one is not among them.
+        complete = "fastcross" in values or given.keys() >= {entry.name for entry in fields(TrainingConfig)}
+        training = TrainingConfig(**given) if complete else given
         return cls(**{**known, "data": Dataset(**values["data"]), "training": training})
 
     def save(self, path: Path | str) -> None:
@@ -238,12 +274,10 @@ class Experiment:
             # One process prepares the data; the others then find it.
             exists, cache, optimum = processes.share(self._open(path, go_on, opened, show, progress) if leads else None)
             data = Cache.open(cache)
-            plan = replace(
-                self,
-                options=resolve_options(self.options, data.schema),
-                threads=self.threads or torch.get_num_threads(),
-            )
-            config = plan.describe(data, optimum)
+            plan, chosen = self.filled(data)
+            config = plan.describe(data, optimum) | {"by_the_data": chosen}
+            if show and chosen and not exists:
+                show(f"by the {data.sizes['train']:,} training rows: {spelled(chosen)}")
             # A newer option has its default in a folder that does not contain it.
             if exists and Run(path).config | Experiment.load(path).to_dict() != config:
                 raise CheckpointError(f"{path} holds a run with another configuration; choose another folder")
@@ -306,10 +340,10 @@ class Experiment:
         **options: Any,
     ) -> Iterator[Trainer]:
         """The trainer of a new model, with these further options. PyTorch uses the experiment's number of threads."""
-        threads = torch.get_num_threads()
+        threads, config = torch.get_num_threads(), self.config
         torch.set_num_threads(self.threads or threads)
         try:
-            torch.manual_seed(self.training.seed)
+            torch.manual_seed(config.seed)
             with torch.device("meta" if self.sharding else "cpu"):
                 model = build(self.model, self.options, cache.schema, cache.label_scale)
             header = {
@@ -320,16 +354,16 @@ class Experiment:
                 "cache": str(cache.path.resolve()),
                 "fingerprint": cache.fingerprint,
                 "encoder": cache.encoder_fingerprint,
-                "training": asdict(self.training),
+                "training": asdict(config),
             }
             facts: dict[str, Any] = {"parameters": count(model), "dense_parameters": count(model, embeddings=False)}
             if optimum:
                 facts["optimum"] = optimum
             placed, optimizer = processes.place(
-                model, self.training, device=self.device, sharding=self.sharding, embedding=self.embedding
+                model, config, device=self.device, sharding=self.sharding, embedding=self.embedding
             )
             made: dict[str, Any] = {"header": header, "facts": facts, "processes": processes, "optimizer": optimizer}
-            yield Trainer(placed, cache, self.training, run, **made, **options)
+            yield Trainer(placed, cache, config, run, **made, **options)
         finally:
             torch.set_num_threads(threads)
 

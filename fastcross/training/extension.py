@@ -103,10 +103,10 @@ def _read(source: Path, training: dict[str, Any]) -> tuple[Experiment, Trained, 
         raise CheckpointError(f"{source} was trained by an earlier fastcross, and cannot be extended; train it anew")
     if run.result is None:
         raise CheckpointError(f"{source} is not finished; go on with it first: fastcross train --resume {source}")
-    config = TrainingConfig(**{**asdict(plan.training), **training})
-    if config.optimizer != plan.training.optimizer:
+    config = TrainingConfig(**{**asdict(plan.config), **training})
+    if config.optimizer != plan.config.optimizer:
         raise ValueError(
-            f"the state of the optimiser is kept: it must stay {plan.training.optimizer}; got {config.optimizer}"
+            f"the state of the optimiser is kept: it must stay {plan.config.optimizer}; got {config.optimizer}"
         )
     trained = load_model(source, "cpu")
     options = dict(plan.options)

@@ -227,6 +227,8 @@ class Trainer:
         for part in ("validation", "test"):
             if self.cache.sizes.get(part):
                 result[part] = evaluate(self.model, self.cache, part, bf16=self.one_step.bf16, processes=self.processes)
+        if self.show and is_cut_short(result):
+            self.show(CUT_SHORT.format(self.step))
         if self.run:
             self.run.finish(result, self.history if self.curves else [])
         return result
@@ -280,6 +282,14 @@ class Trainer:
 
 
 _COUNTERS = ("step", "best_step", "best", "stale", "decays", "seconds", "history")
+
+
+CUT_SHORT = "the best step, {:,}, is the last one: a longer training may do better (epochs, max_steps)"
+
+
+def is_cut_short(result: Mapping[str, Any]) -> bool:
+    """Whether the training ended while its validation metric was still improving."""
+    return bool("validation" in result and result["best_step"] == result["steps"])
 
 
 def check_labels(cache: Cache, show: Show | None = None) -> None:

@@ -18,7 +18,7 @@ from fastcross.training.experiment import Opened
 from fastcross.training.run_folder import Run, RunInUse
 from fastcross.training.step import Show, TrainingError
 from fastcross.tuning.space import chosen
-from fastcross.tuning.study import Study, TrialRecord, brief
+from fastcross.tuning.study import DEFAULT, Study, TrialRecord, brief
 
 if TYPE_CHECKING:
     import optuna
@@ -142,9 +142,13 @@ def _progress(study: Study, trials: int | None) -> tuple[int, int]:
 def _line(record: TrialRecord, best: TrialRecord | None) -> str:
     logloss = f"logloss {record.validation['logloss']:.5f}" if record.validation else "no evaluation"
     beside = f" (best {best.validation['logloss']:.5f}, {best.name})" if best else ""
-    setting = ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
-        for name, value in record.parameters.items()
+    setting = (
+        "the defaults"
+        if not record.parameters
+        else ", ".join(
+            f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}"
+            for name, value in record.parameters.items()
+        )
     )
     return (
         f"{record.name}: {record.state}, {logloss}{beside}; {record.steps:,} steps in {record.seconds:.1f} s; {setting}"
@@ -199,7 +203,8 @@ class Trial:
 
     def run(self, opened: Opened) -> TrialRecord:
         """Train; the record is written, Optuna told, and the run folder gone unless it is the best."""
-        parameters = {one.name: one.suggest(self.trial) for one in self.study.space(self.model)}
+        space = () if DEFAULT in self.trial.user_attrs else self.study.space(self.model)
+        parameters = {one.name: one.suggest(self.trial) for one in space}
         record = self._train(parameters, opened)
         self.study.put_away(record)
         self._tell(record)
@@ -242,7 +247,7 @@ class Trial:
 
     def _evaluations(self, row: Mapping[str, float]) -> int:
         """How many there have been: the resource that a pruner counts in."""
-        every = self.study.experiments[self.model].training.evaluate_every
+        every = Run(self.study.path / "runs" / self.name).config["training"]["evaluate_every"]
         return math.ceil(row["step"] / every if every else round(row["epoch"], 6))
 
     def _tell(self, record: TrialRecord) -> None:

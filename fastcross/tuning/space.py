@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,25 @@ PAPER: dict[str, dict[str, Any]] = {
     "wide_deep": NETWORK,
     "fm": {"embedding_dim": [4, 8, 16, 32], "lr": LINEAR_RATES},
     "lr": {"lr": LINEAR_RATES},
+}
+# What matters beside the paper's choices on data that is smaller than Criteo's log.
+STEPS = {"batch_size": [32, 64, 128, 256, 512], "lr": {"low": 3e-4, "high": 1e-2, "log": True}}
+SMALLER = {
+    "hidden_layers": [1, 2, 3],
+    "hidden_size": [32, 64, 128, 256, 512],
+    "dropout": {"low": 0.0, "high": 0.5},
+    **STEPS,
+}
+BY_PRESET: dict[str, dict[str, dict[str, Any]]] = {
+    "paper": PAPER,
+    "data": {
+        "dcn": {**SMALLER, "cross_layers": [1, 2, 3, 4, 5, 6]},
+        "deep_crossing": {**PAPER["deep_crossing"], **STEPS},
+        "dnn": SMALLER,
+        "wide_deep": SMALLER,
+        "fm": {**PAPER["fm"], "batch_size": STEPS["batch_size"]},
+        "lr": {**PAPER["lr"], "batch_size": STEPS["batch_size"]},
+    },
 }
 
 
@@ -142,4 +161,5 @@ def chosen(base: Experiment, parameters: Mapping[str, Any], seed: int = 0) -> Ex
     known = model_options(base.model)
     options |= {name: value for name, value in parameters.items() if name in known}
     training = {name: value for name, value in parameters.items() if name not in known}
-    return replace(base, options=options, training=replace(base.training, **training, seed=seed))
+    given = asdict(base.training) if isinstance(base.training, TrainingConfig) else base.training
+    return replace(base, options=options, training={**given, **training, "seed": seed})

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 STATES = ("complete", "pruned", "diverged")
 PRUNERS = ("halving", "median", "none")
+DEFAULT = "default"  # the mark of the trial that has the defaults
+FIRST_LOOK = 4  # evaluations, before which no trial is halved away
 LOCK_SECONDS = 100  # so long a process waits for another's writing before SQLite gives up
 
 
@@ -268,14 +270,15 @@ class Study:
         if self.pruner == "median":
             return optuna.pruners.MedianPruner(n_startup_trials=4)
         if self.pruner == "halving":
-            # Not at the first evaluation: docs/paper has a search whose best network looks like the others until then.
-            return optuna.pruners.SuccessiveHalvingPruner(min_resource=2, reduction_factor=2)
+            # Not at the first evaluations: docs/paper has a search whose best network looks like the others until then.
+            return optuna.pruners.SuccessiveHalvingPruner(min_resource=FIRST_LOOK, reduction_factor=2)
         return optuna.pruners.NopPruner()
 
     def _begin(self) -> None:
         """Make the database, for processes that come later and at once; of a grid, all points as trials that wait.
 
-        They wait in an order of their own, for a pruner that saw the worst rates first would spare them.
+        They wait in an order of their own, for a pruner that saw the worst rates first would spare them. Without a grid
+        the first trial has the defaults: the best of a study is never worse than they are.
         """
         for model in self.models:
             search = self.search(model)
@@ -283,6 +286,8 @@ class Study:
             random.Random(self.seed).shuffle(points)
             for point in points:
                 search.enqueue_trial(point)
+            if not self.whole_grid and self.spaces[model]:
+                search.enqueue_trial({}, user_attrs={DEFAULT: True})
 
 
 def _remove_empty(folder: Path) -> None:

@@ -59,6 +59,7 @@ def experiment(cache, *, sharded=True, **changes):
         threads=values["threads"],
         embedding=values.get("embedding", "auto"),
         sharding=sharding,
+        preset="paper",
     )
 
 

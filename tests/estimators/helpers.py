@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 
 SMALL = {
+    "preset": "paper",
     "cross_layers": 1,
     "deep_layers": [8],
     "embedding_dim": 2,

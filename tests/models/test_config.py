@@ -27,6 +27,8 @@ NOT_A = {
     "l2": ["0.1", True, None, 1j],
     "sparse_gradients": ["no", 0, 1, None],
     "backend": [1, None],
+    "embedding_std": ["0.1", True],
+    "deep_start": ["0", True, None],
     "deep_layers": ["wide", 16, [16, None], [16.0]],
     "batch_norm": ["no", "False", 0, 1.0, None],
     "dropout": ["0.5", True, None],

@@ -88,7 +88,7 @@ NAMES = "model", "options", "cache", "fingerprint", "encoder", "device", "thread
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [({}, "no 'model'"), ({"model": "dcn"}, "no 'options'"), (dict.fromkeys(NAMES) | {"training": 3}, "config")],
+    [({}, "no 'model'"), ({"model": "dcn"}, "no 'options'"), (dict.fromkeys(NAMES) | {"training": 3}, "keys")],
 )
 def test_a_configuration_that_is_none(finished, tmp_path, content, message):
     shutil.copytree(finished, tmp_path / "run")
@@ -200,7 +200,7 @@ def everything_under(path):
         ({}, {"lr": 1e30, "max_steps": 9}, TrainingError, "step 2"),
         ({"structure": "square"}, {}, ValueError, "square"),
         ({"backend": "quantum"}, {}, ValueError, "quantum"),
-        ({}, {"batch_size": 1}, ValueError, "needs 2 rows in a batch; got 1"),
+        ({"batch_norm": True}, {"batch_size": 1}, ValueError, "needs 2 rows in a batch; got 1"),
     ],
 )
 def test_a_start_that_failed_leaves_nothing(cache, tmp_path, options, training, error, message):

@@ -29,6 +29,8 @@ def test_every_trial_leaves_a_record(study):
             assert 0 < record.seconds < record.total_seconds
             assert [row["step"] for row in record.history] == [5, 10, 15, 20, 25, 26]
             assert min(row["logloss"] for row in record.history) == pytest.approx(record.validation["logloss"])
+        assert records[0].parameters == {}  # the defaults come first
+        for record in records[1:]:
             assert len(record.options["deep_layers"]) == record.parameters["hidden_layers"]
     steps, total = time_share(study.records())
     assert 0 < steps < total
@@ -47,7 +49,7 @@ def test_the_best_run_alone_is_kept(study):
     assert kept == {study.best("dcn").name, study.best("dnn").name}
     best = study.best("dcn")
     assert best.validation["logloss"] == min(record.validation["logloss"] for record in study.records("dcn"))
-    assert load_model(study.path / "runs" / best.name).model.config.cross_layers == best.parameters["cross_layers"]
+    assert load_model(study.path / "runs" / best.name).model.config.cross_layers == best.options["cross_layers"]
     assert (study.path / "runs" / best.name / "curves.png").read_bytes()[:4] == b"\x89PNG"
     assert not any((study.path / "working").iterdir())
 

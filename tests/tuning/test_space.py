@@ -26,7 +26,7 @@ def test_parameters_become_an_experiment():
         base, {"hidden_layers": 3, "hidden_size": 16, "cross_layers": 4, "lr": 0.02, "batch_size": 64}, seed=7
     )
     assert plan.options == {"embedding_dim": 3, "cross_layers": 4, "deep_layers": [16, 16, 16]}
-    assert (plan.training.lr, plan.training.batch_size, plan.training.seed) == (0.02, 64, 7)
+    assert plan.training == {"lr": 0.02, "batch_size": 64, "seed": 7}
     assert base.options == {"embedding_dim": 3, "cross_layers": 1}
 
 
