@@ -3,10 +3,11 @@
 A column is a quantity, a category, several categories, a date-time, or no feature at all. Integers are the hard case.
 A quantity (an age, a distance) takes neighbouring values about equally often; ids (users, products, codes) do not, for
 each has a popularity of its own. So the frequency c of each value is compared with e, the mean of its two neighbours'.
-The median of |c - e| / max(c, e) is below 0.3 for counts, ages and angles, up to 0.45 for distances on a grid, and 0.48
-to 0.94 for the users and movies of MovieLens and for ids with Zipf's frequencies. In between, the disorder of their
-logarithms decides, mean square of the steps / 2 · variance: 1 in no order, below 0.4 where frequencies follow the
-values.
+A sample adds noise of the variance c + e/2 to their difference, which is taken off: √((c - e)² - c - e/2) / max(c, e)
+has a median below 0.1 for counts, ages and angles, up to 0.39 for the distances of covtype, and 0.43 to 0.95 for the
+users and movies of MovieLens and for ids with Zipf's frequencies, from 20,000 rows to 600,000. In between, the disorder
+of the logarithms decides, mean square of the steps / 2 · variance: 1 in no order, below 0.5 where frequencies follow
+the values.
 
 A label is 0 and 1, -1 and 1, yes and no, any two values, several names, or a quantity.
 """
@@ -36,7 +37,7 @@ MOST_CLASSES = 1000
 FEW_VALUES = 20  # integers with no more distinct values than this, each seen ten times, are categories, too
 STRAYS = 0.01  # values of another kind, up to this share, are taken for mistakes
 TOO = "; categories, too"
-JAGGED = 0.47  # the median above which there is no doubt
+JAGGED = 0.425  # the median above which there is no doubt
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 INTEGER = r"^\s*[+-]?\d+(\.0*)?\s*$"  # "7.0" too: what pandas writes where a column of integers has gaps
 DATE_TIME = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?(Z|[+-]\d{2}(:?\d{2})?)?)?$"
@@ -333,10 +334,11 @@ def look_like_ids(numbers: Array, counts: Array) -> bool | None:
     enough = larger >= 10
     if enough.sum() < 8 or c[c >= 10].sum() < 0.5 * c.sum():
         return None
-    jagged = np.median(np.abs(middle - expected)[enough] / larger[enough])
+    square = (middle - expected) ** 2 - (middle + expected / 2)
+    jagged = np.median(np.sqrt(np.maximum(square, 0))[enough] / larger[enough])
     logarithm = np.log(c)
     disorder = np.mean(np.diff(logarithm) ** 2) / max(2 * np.var(logarithm), 1e-12)
-    return bool(jagged >= JAGGED or (jagged >= 0.35 and disorder >= 0.5))
+    return bool(jagged >= JAGGED or (jagged >= 0.28 and disorder >= 0.6))
 
 
 def judge_text(values: Values) -> Kind:

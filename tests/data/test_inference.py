@@ -114,6 +114,10 @@ def test_quantities_and_ids_by_their_frequencies():
     zeros = rng.geometric(0.05, 10**5) * (rng.random(10**5) < 0.1)
     for values in (rng.poisson(30, 10**5), zeros, rng.integers(0, 360, 10**5), rng.integers(0, 360, 4000), distances):
         assert look_like_ids(*np.unique(values, return_counts=True)) is False
+    for seed in range(6):  # distances whose frequencies are few, and vary by the sample
+        grid = np.random.default_rng(seed).exponential(30, (2, 30_000)).astype(int)
+        found = np.unique((30 * np.hypot(*grid)).astype(int), return_counts=True)
+        assert look_like_ids(*found) is False
     popularity = np.exp(rng.normal(0, 0.6, 1000))  # mild differences
     mild = rng.choice(1000, 10**5, p=popularity / popularity.sum())
     for values in (popular_ids(10**5, 2000), popular_ids(3000, 50), mild):
