@@ -97,7 +97,7 @@ class ShardedDCN(DistributedModelParallel):
             self.module.start_deep()
 
 
-def _draw(table: ShardedTensor, dim: int, std: float | None) -> None:
+def _draw(table: ShardedTensor, dim: int, std: float | None = None) -> None:
     """N(0, 1/n_e) or N(0, std²), drawn from PyTorch's generator as for a whole table. This rank keeps its shards of it.
 
     PyTorch draws 16 numbers at a time (and the last 16 again), so chunks of a multiple of 16 give the same numbers.

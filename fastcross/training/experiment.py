@@ -179,7 +179,7 @@ class Experiment:
         """The experiment with every option and field that was not given, and what was chosen by the data."""
         options, given = resolve_options(self.options, cache.schema), self.training
         chosen: dict[str, Any] = {}
-        if self.preset == "data" and self.sharding is None:  # tables that are sharded are of large logs
+        if self.preset == "data":
             schema = cache.schema
             found = defaults(self.model, cache.sizes["train"], (*schema.cardinalities, *schema.bag_cardinalities))
             named = {**options, **(asdict(given) if isinstance(given, TrainingConfig) else given)}

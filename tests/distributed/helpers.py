@@ -28,6 +28,7 @@ OPTIONS = {
     "evaluate_every": 13,
     "patience": 0,
     "lr": 0.003,
+    "dropout": 0,  # each process draws its own
     "threads": 1,
 }
 CASES = {
@@ -44,13 +45,14 @@ DROPOUT = {"dropout": 0.3, "schedule": "plateau", "epochs": 3, "evaluate_every":
 def arguments(cache, run, **changes):
     options = (OPTIONS | changes).items()
     pairs = [text for name, value in options for text in (f"--{name.replace('_', '-')}", str(value))]
-    return ["train", "--data", str(cache.path), "--run", str(run), *pairs]
+    return ["train", "--data", str(cache.path), "--run", str(run), "--batch-norm", *pairs]
 
 
 def experiment(cache, *, sharded=True, **changes):
     values = OPTIONS | {"deep_layers": (16, 8), "seed": 7} | changes
     training = {name: values[name] for name in TrainingConfig.__dataclass_fields__ if name in values}
     options = {name: values[name] for name in ("cross_layers", "deep_layers", "dropout", "l2") if name in values}
+    options["batch_norm"] = True
     sharding = values.get("sharding", "auto") if sharded else None
     return Experiment(
         Dataset(str(cache.path)),
@@ -59,13 +61,13 @@ def experiment(cache, *, sharded=True, **changes):
         threads=values["threads"],
         embedding=values.get("embedding", "auto"),
         sharding=sharding,
-        preset="paper",
     )
 
 
 def create(folder, cache, plan):
     """A run folder with an experiment that has not begun."""
     facts = {"cache": str(cache.path), "fingerprint": cache.fingerprint, "encoder": cache.encoder_fingerprint}
+    plan, _ = plan.filled(cache)
     return Run.create(folder, plan.to_dict() | facts | {"optimum": {}}, cache.encoder)
 
 

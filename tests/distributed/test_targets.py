@@ -9,7 +9,8 @@ from tests.distributed.helpers import QUIET
 
 pytest.importorskip("torchrec")
 pytestmark = QUIET
-SMALL = "--embedding-dim 4 --deep-layers 8 --cross-layers 1 --batch-size 64 --epochs 2 --optimizer sgd --lr 0.05"
+MODEL = "--embedding-dim 4 --deep-layers 8 --cross-layers 1 --dropout 0"
+SMALL = f"{MODEL} --batch-size 64 --epochs 2 --optimizer sgd --lr 0.05"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fastcross.training import load_model
 from tests.estimators.helpers import SMALL, clicks
 
 FLAGS = "--cross-layers 1 --deep-layers 8 --embedding-dim 2 --epochs 2 --batch-size 64 --min-frequency 2 --threads 1"
-SAME = [*FLAGS.split(), "--split", "random:0.9,0.1,0"]
+SAME = [*FLAGS.split(), "--preset", "paper", "--split", "random:0.9,0.1,0"]
 
 
 @pytest.fixture(scope="module")
