@@ -304,8 +304,8 @@ def network_bwd(
             has_bias=b is not None, has_a=not whole and v is None, need_dc=need_dc,
         )  # fmt: skip
 
-    # Without a limit NVIDIA's compiler spills some of 128 registers, for more warps at a time.
-    most = launch.REGISTER_FILE // (plan.num_warps * plan.resident) // 8 * 8
+    # Without a limit of its own NVIDIA's compiler spills some of 128 registers, for more warps at a time.
+    most = launch.REGISTER_FILE // plan.num_warps // 8 * 8
     limit = {} if device.amd or v is None else {"maxnreg": min(248, most)}
 
     def pass_over_rows(need_dx0: bool, need_dw: bool, adds_dy: bool, groups: int) -> None:

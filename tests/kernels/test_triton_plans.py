@@ -3,7 +3,6 @@
 On a GPU, or in Triton's interpreter, where ``test_triton_interpreter.py`` runs this file.
 """
 
-import torch
 from triton_place import MARKS
 
 from fastcross import plans
@@ -15,10 +14,6 @@ pytestmark = MARKS
 SHAPE = Shape("cross_network", 9, 130, 2)
 
 
-def place():
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def last_is_fastest(steps):
     """Seconds that fall from each tile to the next; every step is called."""
     for step in steps.values():
@@ -26,15 +21,15 @@ def last_is_fastest(steps):
     return {name: [1.0 + len(steps) - i] * 3 for i, name in enumerate(steps)}
 
 
-def test_the_fastest_is_chosen_kept_and_run(tmp_path, monkeypatch):
+def test_the_fastest_is_chosen_kept_and_run(device, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(plans, "FEW", 3)
     told = []
-    found = list(tune(SHAPE, place(), last_is_fastest, told.append))
+    found = list(tune(SHAPE, device, last_is_fastest, told.append))
     assert not told
     assert [entry.kernel for entry in found] == ["cross_network_fwd", "cross_network_bwd"]
     for entry in found:
-        ranked = plans._candidates(entry.key, launch.hardware_of(place()))
+        ranked = plans._candidates(entry.key, launch.hardware_of(device))
         assert [entry.model_tile, entry.tile] == [ranked[0].tile, ranked[-1].tile]
         assert (entry.model_seconds, entry.seconds, entry.rows) == (1.0 + len(ranked), 2.0, 9)
     assert "2.00" in table(found)
@@ -42,15 +37,15 @@ def test_the_fastest_is_chosen_kept_and_run(tmp_path, monkeypatch):
     chosen = []
     monkeypatch.setattr(launch.Plan, "segments", lambda plan, d: chosen.append(plan.tile) or -(-d // plan.columns))
     operator = next(operator for operator in OPERATORS if operator.name == SHAPE.operator)
-    with launch.using(place(), measured.tiles_of("A GPU")):
-        compared = held_to_the_rule(operator, operator.draw(*SHAPE[1:5], place()), "triton")
+    with launch.using(device, measured.tiles_of("A GPU")):
+        compared = held_to_the_rule(operator, operator.draw(*SHAPE[1:5], device), "triton")
     assert all(each.is_right for each in compared)
     assert {entry.tile for entry in found} == set(chosen)
 
 
-def test_a_tile_that_is_wrong_or_cannot_run_is_left_out(monkeypatch):
+def test_a_tile_that_is_wrong_or_cannot_run_is_left_out(device, monkeypatch):
     monkeypatch.setattr(plans, "FEW", 3)
-    device, told, timed = place(), [], []
+    told, timed = [], []
 
     def check(operator, tensors, backend):
         ((key, tile),) = launch.hardware_of(device).measured.tiles.items()
