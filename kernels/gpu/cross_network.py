@@ -305,7 +305,9 @@ def network_bwd(
         )  # fmt: skip
 
     # Without a limit of its own NVIDIA's compiler spills some of 128 registers, for more warps at a time.
-    most = launch.REGISTER_FILE // plan.num_warps // 8 * 8
+    # As of a plan's programs per SM where the estimate is sure: few vectors, room to spare; else of one program.
+    most = launch.REGISTER_FILE // (plan.num_warps * plan.resident) // 8 * 8
+    most = most if plan.registers + 16 <= most and rows <= 16 else launch.REGISTER_FILE // plan.num_warps // 8 * 8
     limit = {} if device.amd or v is None else {"maxnreg": min(248, most)}
 
     def pass_over_rows(need_dx0: bool, need_dw: bool, adds_dy: bool, groups: int) -> None:
