@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from fastcross.estimators.dcn import DCNClassifier as DCNClassifier
     from fastcross.estimators.dcn import DCNRegressor as DCNRegressor
     from fastcross.interop.export import export
-    from fastcross.interop.state_dict import cross_state_dict
-    from fastcross.interop.swap import swap
+    from fastcross.interop.swap import cross_state_dict, swap
     from fastcross.layers.cross import (
         CrossFCN,
         CrossGated,
@@ -81,7 +80,7 @@ _HOMES = {
         "fastcross.ops",
     ),
     "DataWarning": "fastcross.data.columns",
-    "cross_state_dict": "fastcross.interop.state_dict",
+    "cross_state_dict": "fastcross.interop.swap",
     "export": "fastcross.interop.export",
     "fold": "fastcross.models.fold",
     "swap": "fastcross.interop.swap",

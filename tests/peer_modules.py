@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from fastcross.layers.recognise import cross_sizes, peers_of, recognise
+from fastcross.layers.peers import cross_sizes, peers_of, recognise
 
 
 def deepctr(d, num_layers):

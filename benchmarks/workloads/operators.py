@@ -16,7 +16,6 @@ from benchmarks.harness.measure import Entry, Expected, Missing
 from benchmarks.workloads import calls
 from fastcross import reference
 from fastcross.layers import peers
-from fastcross.layers.recognise import recognise
 
 # Rows whose results are compared in a large batch: the incoming gradient of all others is zero, so that the weights'
 # gradients come from these rows alone, and the float64 reference never sees the others.
@@ -197,7 +196,7 @@ class Problem:
         x0 = self.operands["x0"]
         module: nn.Module = calls.import_peer(peer.path)(*self._shape(peer.sizes), **dict(peer.options))
         module = module.to(x0.device, x0.dtype)
-        known = recognise(module)
+        known = peers.recognise(module)
         if not isinstance(known, peers.Peer):
             raise Missing(f"another version of its module: {known}")
         leaves = {"x0": [x0.detach().requires_grad_()]}

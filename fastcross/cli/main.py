@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 FILES = {  # of the commands that have no file of their own name
     **{"prepare": "train", "extend": "train", "tune": "compare", "paper": "compare"},
-    **{"evaluate": "predict", "export": "predict", "convert": "predict", "explain": "info"},
+    **{"evaluate": "predict", "export": "predict", "serve": "predict", "convert": "predict", "explain": "info"},
     "doctor": "info",
 }
 

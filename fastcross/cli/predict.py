@@ -1,4 +1,4 @@
-"""fastcross evaluate, predict, export and convert: the uses of a trained model."""
+"""fastcross evaluate, predict, export, serve and convert: the uses of a trained model."""
 
 import contextlib
 import csv
@@ -17,6 +17,7 @@ import pyarrow.parquet
 from fastcross.cli.parser import refuse
 from fastcross.cli.printing import bar, bars, print_metrics, report_reading, show
 from fastcross.data.prediction import PredictionRows, read_for_prediction
+from fastcross.extras import require
 from fastcross.files import atomic
 from fastcross.training.metrics import evaluate as evaluate_part
 from fastcross.training.metrics import predict_batches, predict_rows, probabilities
@@ -281,3 +282,23 @@ def refuse_overwriting(output: Path, inputs: Iterable[str | Path]) -> None:
     for file in inputs:
         if output.exists() and Path(file).exists() and output.samefile(file):
             raise ValueError(f"the output {output} would overwrite {file}, which is read; choose another file")
+
+
+def serve(args: Namespace) -> int:
+    require("serving", "serve")
+    from fastcross.serving.served import Served
+    from fastcross.serving.server import serve as serve_run
+
+    if args.key and not args.items:
+        raise ValueError("--key has no effect without --items")
+    serve_run(
+        lambda: Served(args.run, args.items, args.key),
+        host=args.host,
+        port=args.port,
+        threads=args.threads or max(1, (os.cpu_count() or 1) - 1),
+        log=show,
+        max_batch=args.max_batch,
+        max_delay=args.max_delay_ms / 1000,
+        max_queue=args.queue,
+    )
+    return 0

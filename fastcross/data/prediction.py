@@ -19,9 +19,8 @@ from fastcross.data.blocks import BadRow, Block, as_text, hour_and_weekday, kind
 from fastcross.data.cache import Cache
 from fastcross.data.columns import PARTS_OF_DATE_TIME, DataError
 from fastcross.data.encoder import Encoder, Hashing, Ids
-from fastcross.data.formats import get_format
 from fastcross.data.formats.parquet import PLACES, MemoryTable
-from fastcross.data.formats.reading import Problems, Source, Table, check_kind, read_in_order, resolve_paths
+from fastcross.data.formats.reading import Problems, Source, Table, check_kind, get_format, read_in_order, resolve_paths
 
 Array = npt.NDArray[Any]
 LATEST = 2.0**63  # as a Unix time: of nanoseconds, which are 64 bits

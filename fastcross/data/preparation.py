@@ -33,9 +33,17 @@ from fastcross.data.blocks import Spool, map_in_order
 from fastcross.data.cache import FORMAT_VERSION, OWN_FILES, PARTS, ArrayWriter, Cache, Split, assign_parts
 from fastcross.data.columns import Columns, DataError
 from fastcross.data.encoder import Encoder, fit_ids, load_to_grow
-from fastcross.data.formats import detect_format, get_format
 from fastcross.data.formats.parquet import PLACES, MemoryTable
-from fastcross.data.formats.reading import Problems, Source, Table, check_kind, read_in_order, resolve_paths
+from fastcross.data.formats.reading import (
+    Problems,
+    Source,
+    Table,
+    check_kind,
+    detect_format,
+    get_format,
+    read_in_order,
+    resolve_paths,
+)
 from fastcross.data.inference import Values, settle
 from fastcross.data.numbers import Numbers, fit_numbers
 from fastcross.defaults import PAPER_FREQUENCY, least_frequency

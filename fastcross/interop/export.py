@@ -4,6 +4,8 @@ Exported operators are the closed form in PyTorch's own operators: two passes ov
 without fastcross.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import io
 import logging
@@ -13,8 +15,9 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -24,9 +27,13 @@ from torch.utils import _pytree as pytree
 from fastcross.extras import needs
 from fastcross.files import atomic, naming
 
+if TYPE_CHECKING:
+    from fastcross.data.encoder import Encoder
+
 TARGETS = {"pt2": (), "onnx": ("onnx", "onnxscript")}
 # A protobuf is limited to 2 GiB. Larger tables go into a second file beside it.
 PROTOBUF_BYTES = 2**30
+PREDICTION = "prediction"  # the output of a regression
 POOLING = ("sum", "mean", "max")  # as aten numbers them
 
 
@@ -254,3 +261,41 @@ def write_onnx(converted: Any, program: torch.export.ExportedProgram, path: Path
         for name in sorted(os.listdir(folder), reverse=True):  # the first file last
             with atomic(path.with_name(name)) as temporary:
                 os.replace(Path(folder) / name, temporary)
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or an output of an exported graph."""
+
+    name: str
+    type: str  # of its elements, as onnxruntime calls it: string, double, float, int64
+    shape: str
+    meaning: str
+
+
+def encoded_inputs(encoder: Encoder) -> list[Port]:
+    """The inputs of a graph that takes ids. A bag is two or three inputs, named by torch.export."""
+    schema = encoder.schema
+    ports = [
+        Port("dense", "float", f"(batch, {len(schema.dense_names)})", _listed(schema.dense_names)),
+        Port("categorical", "int64", f"(batch, {len(schema.cardinalities)})", _listed(schema.categorical_names)),
+    ]
+    for i, name in enumerate(schema.bag_names):
+        ports.append(Port(f"bags_{i}_0", "int64", "(values,)", f"the ids of {name}, row after row"))
+        ports.append(Port(f"bags_{i}_1", "int64", "(batch,)", f"where the ids of {name} begin in each row"))
+        if name in encoder.columns.weights:
+            ports.append(Port(f"bags_{i}_2", "float", "(values,)", f"the weights of {name}'s ids"))
+    return ports
+
+
+def encoded_output(encoder: Encoder) -> Port:
+    classes = encoder.classes
+    if not classes:
+        return Port(PREDICTION, "float", "(batch,)", f"of {encoder.columns.label}, a quantity")
+    if len(classes) == 2:
+        return Port("logit", "float", "(batch,)", f"sigmoid of it is the probability of the class {classes[1]}")
+    return Port("logits", "float", f"(batch, {len(classes)})", f"softmax of them: the classes {', '.join(classes)}")
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:6]) + (f" … {names[-1]}" if len(names) > 6 else "")

@@ -24,8 +24,8 @@ import pyarrow as pa
 from fastcross._version import __version__
 from fastcross.data.blocks import WEEKDAYS
 from fastcross.data.encoder import Encoder, Vocabulary
-from fastcross.data.formats import get_format
-from fastcross.interop.ports import PREDICTION, Port, encoded_output
+from fastcross.data.formats.reading import get_format
+from fastcross.interop.export import PREDICTION, Port, encoded_output
 
 # onnxruntime converts None, NaN and pandas' NA and NaT in an array of objects to the last five.
 MISSING = ("", "None", "nan", "NaN", "<NA>", "NaT")

@@ -17,8 +17,16 @@ import torch
 
 from fastcross.data.encoder import Encoder
 from fastcross.files import building, naming
-from fastcross.interop.export import check_target, export, to_onnx, trace, write_onnx
-from fastcross.interop.ports import Port, encoded_inputs, encoded_output
+from fastcross.interop.export import (
+    Port,
+    check_target,
+    encoded_inputs,
+    encoded_output,
+    export,
+    to_onnx,
+    trace,
+    write_onnx,
+)
 from fastcross.models.base import Model
 
 STRING_SPLIT = 20  # its first opset

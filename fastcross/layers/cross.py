@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fastcross.layers.peers import VECTOR
-from fastcross.layers.recognise import cross_parameters
+from fastcross.layers.peers import VECTOR, cross_parameters
 from fastcross.ops import (
     cross_fcn,
     cross_gated,

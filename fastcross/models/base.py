@@ -4,6 +4,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from fastcross.fields import check_types
 from fastcross.layers.embedding import EmbeddingStack
+from fastcross.models import MODELS
 from fastcross.ops import backends
 
 Options = ParamSpec("Options")
@@ -142,6 +144,14 @@ class Model(nn.Module):
             return z
         z = z.to(torch.promote_types(z.dtype, torch.float32))  # autocast's bfloat16 would round the sum
         return z * self.config.label_deviation + self.config.label_mean
+
+
+def model_class(name: str) -> type[Model]:
+    """The class of a name among MODELS."""
+    if name not in MODELS:
+        raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
+    module, _, kind = MODELS[name].partition(".")
+    return getattr(import_module(f"fastcross.models.{module}"), kind)
 
 
 def embedding_layer(config: ModelConfig) -> EmbeddingStack:

@@ -16,8 +16,7 @@ from torch import nn
 from fastcross.data.blocks import first_sentence
 from fastcross.data.columns import Columns, DataError
 from fastcross.data.encoder import Vocabulary
-from fastcross.data.formats import detect_format
-from fastcross.data.formats.reading import Problems
+from fastcross.data.formats.reading import Problems, detect_format
 from fastcross.data.formats.text import TextTable, read_csv, read_dialect
 from fastcross.data.prediction import RowEncoder
 from fastcross.explain.explanation import Part, example_parts, mean_x0

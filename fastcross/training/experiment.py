@@ -23,8 +23,7 @@ from fastcross.batch import Schema
 from fastcross.data.cache import Cache
 from fastcross.defaults import PAPER_FREQUENCY, PRESETS, defaults, spelled
 from fastcross.files import user_folder
-from fastcross.models import MODELS
-from fastcross.models.base import Model
+from fastcross.models.base import Model, model_class
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.config import (
     EMBEDDINGS,
@@ -398,9 +397,7 @@ def resume(
 
 def model_options(name: str) -> tuple[str, ...]:
     """A model's options, without those that follow from the data."""
-    if name not in MODELS:
-        raise ValueError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
-    return tuple(entry.name for entry in fields(MODELS[name].Config) if entry.name not in OF_DATA)
+    return tuple(entry.name for entry in fields(model_class(name).Config) if entry.name not in OF_DATA)
 
 
 def build(
@@ -415,7 +412,7 @@ def build(
     }
     if schema.task == "regression":
         features |= {"regression": True, "label_mean": label_scale[0], "label_deviation": label_scale[1]}
-    return MODELS[name].from_config({**features, **resolve_options(options, schema)})
+    return model_class(name).from_config({**features, **resolve_options(options, schema)})
 
 
 def resolve_options(options: Mapping[str, Any], schema: Schema) -> dict[str, Any]:

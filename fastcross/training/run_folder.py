@@ -38,7 +38,7 @@ from fastcross.files import (
     write_checked_json,
 )
 from fastcross.models import MODELS
-from fastcross.models.base import Model
+from fastcross.models.base import Model, model_class
 from fastcross.training import checkpoint
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.config import choose_device
@@ -195,7 +195,7 @@ def load_model(path: Path | str, device: str = "auto") -> Trained:
     if state.get("kind") not in MODELS:
         raise CheckpointError(f"{path} holds no model; use best.safetensors")
     try:
-        model = MODELS[state["kind"]].from_config(state["config"])
+        model = model_class(state["kind"]).from_config(state["config"])
         model.load_state_dict(state["model"])
         facts = (state["cache"], state["fingerprint"], state["encoder"])
         schema = Schema.from_dict(state["schema"])

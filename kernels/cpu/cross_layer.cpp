@@ -3,8 +3,8 @@
 //   forward    s = x·w;  y = s x0 + b + x
 //   backward   s = x·w,  ds = g·x0;  dx0 = s g;  dx = g + ds w;  dw = Σ_rows ds x;  db = Σ_rows g
 //
-// A block of four rows is read from memory once. Per row, in units of d elements: forward 2 reads + 1 write, backward
-// 3 reads + 2 writes. s is computed again rather than kept.
+// Per row, in units of d elements: forward 2 reads + 1 write, backward 3 reads + 2 writes. s is computed again rather than
+// kept. Rows one at a time: four side by side are as many streams for the prefetcher and take 1.5 times as long.
 #include "vec.h"
 
 namespace fastcross::FASTCROSS_ISA {
@@ -12,40 +12,33 @@ namespace {
 
 constexpr int64_t FLUSH = 256;  // rows that are summed in A before the sum is added to a total in double
 
-template <int R, class T, class A = Accumulation<T>> INLINE void fwd_block(const CrossLayer& n, int64_t r) {
+template <class T, class A = Accumulation<T>> INLINE void fwd_row(const CrossLayer& n, int64_t r) {
   const T *x0 = (const T*)n.x0.data + r * n.x0.stride, *x = (const T*)n.x.data + r * n.x.stride;
   T* y = (T*)n.out.data + r * n.out.stride;
   const A *w = (const A*)n.w, *b = (const A*)n.b;
-  A s[ROWS];
-  dots<R>(x, n.x.stride, w, n.d, 1, s);
+  A s;
+  dots_at_once<1, 1>(x, 0, w, n.d, &s);
   for_columns<A>(n.d, [&](int64_t j, auto at) LAMBDA {
     Vec<A> b_j = b ? at.load(b + j) : Vec<A>{};
-    for (int i = 0; i < R; i++) {
-      at.store(y + i * n.out.stride + j, s[i] * at.load(x0 + i * n.x0.stride + j) + (at.load(x + i * n.x.stride + j) + b_j));
-    }
+    at.store(y + j, s * at.load(x0 + j) + (at.load(x + j) + b_j));
   });
 }
 
-template <int R, class T, class A = Accumulation<T>> INLINE void bwd_block(const CrossLayer& n, int64_t r, A* sums) {
+template <class T, class A = Accumulation<T>> INLINE void bwd_row(const CrossLayer& n, int64_t r, A* sums) {
   const T *x0 = (const T*)n.x0.data + r * n.x0.stride, *x = (const T*)n.x.data + r * n.x.stride;
   const T* g = (const T*)n.out.data + r * n.out.stride;
   T *dx0 = (T*)n.dx0.data + r * n.dx0.stride, *dx = (T*)n.dx.data + r * n.dx.stride;
   const A* w = (const A*)n.w;
-  A s[ROWS], ds[ROWS];
-  if (n.need_dx0) dots<R>(x, n.x.stride, w, n.d, 1, s);
-  if (n.need_dx || n.need_dw) dots_of_pairs<R>(g, n.out.stride, x0, n.x0.stride, n.d, ds);
+  A s, ds;
+  if (n.need_dx0) dots_at_once<1, 1>(x, 0, w, n.d, &s);
+  if (n.need_dx || n.need_dw) dots_of_pairs<1>(g, 0, x0, 0, n.d, &ds);
   A *dw = sums, *db = sums + padded<A>(n.d);
   for_columns<A>(n.d, [&](int64_t j, auto at) LAMBDA {
-    Vec<A> w_j = at.load(w + j), dw_j{}, db_j{};
-    for (int i = 0; i < R; i++) {
-      Vec<A> g_i = at.load(g + i * n.out.stride + j);
-      if (n.need_dx0) at.store(dx0 + i * n.dx0.stride + j, s[i] * g_i);
-      if (n.need_dx) at.store(dx + i * n.dx.stride + j, ds[i] * w_j + g_i);
-      if (n.need_dw) dw_j += ds[i] * at.load(x + i * n.x.stride + j);
-      if (n.need_db) db_j += g_i;
-    }
-    if (n.need_dw) store(dw + j, load(dw + j) + dw_j);
-    if (n.need_db) store(db + j, load(db + j) + db_j);
+    Vec<A> g_j = at.load(g + j);
+    if (n.need_dx0) at.store(dx0 + j, s * g_j);
+    if (n.need_dx) at.store(dx + j, ds * at.load(w + j) + g_j);
+    if (n.need_dw) store(dw + j, load(dw + j) + ds * at.load(x + j));
+    if (n.need_db) store(db + j, load(db + j) + g_j);
   });
 }
 
@@ -54,8 +47,7 @@ template <int R, class T, class A = Accumulation<T>> INLINE void bwd_block(const
 void cross_layer_fwd(const CrossLayer& n, int64_t r, int64_t stop) {
   for_type(n.type, [&](auto t) {
     using T = decltype(t);
-    for (; r + ROWS <= stop; r += ROWS) fwd_block<ROWS, T>(n, r);
-    for (; r < stop; r++) fwd_block<1, T>(n, r);
+    for (; r < stop; r++) fwd_row<T>(n, r);
   });
 }
 
@@ -68,8 +60,7 @@ void cross_layer_bwd(const CrossLayer& n, int64_t r, int64_t stop, double* scrat
     while (r < stop) {
       int64_t until = r + FLUSH < stop ? r + FLUSH : stop;
       clear(sums, 2 * padded<A>(n.d));
-      for (; r + ROWS <= until; r += ROWS) bwd_block<ROWS, T>(n, r, sums);
-      for (; r < until; r++) bwd_block<1, T>(n, r, sums);
+      for (; r < until; r++) bwd_row<T>(n, r, sums);
       for (int64_t k = 0; k < 2; k++) add_to(totals + k * n.d, sums + k * padded<A>(n.d), n.d);
     }
   });

@@ -1,4 +1,5 @@
-// The whole cross network, or its logits, over a range of rows: its closed form, whatever L is.
+// The whole cross network, or its logits, over a range of rows: its closed form, whatever L is. Below, its logits of dots
+// that were taken before.
 //
 //   prepare    β_0 = 0,  β_{l+1} = β_l + b_l;  c_l = β_l·w_l,  c_{L+c} = β_L·v_c
 //   forward    p_l = x0·w_l,  q_c = x0·v_c;  α_0 = 1,  α_{l+1} = α_l (1 + p_l) + c_l
@@ -17,6 +18,10 @@ namespace fastcross::FASTCROSS_ISA {
 namespace {
 
 constexpr int64_t FLUSH = 256;  // rows that are summed in A before the sum is added to a total in double
+
+// One row at a time is one stream for the prefetcher. Four at a time share each load of the vectors and sums, which pays
+// where these leave no room for the row in the L1 cache.
+template <class A> INLINE bool one_at_a_time(int64_t vectors, int64_t d) { return vectors * d * int64_t(sizeof(A)) <= 16384; }
 
 template <int R, class A> INLINE void alphas(const CrossNetwork& n, const A* p, double* alpha) {  // (L + 1, ROWS)
   for (int i = 0; i < R; i++) alpha[i] = 1;
@@ -91,9 +96,7 @@ INLINE void bwd_block(const CrossNetwork& n, int64_t r, double* scratch, A* sums
   for (int i = 0; i < R; i++) alpha_L[i] = A(last[i]);
   for_columns<A>(n.d, [&](int64_t j, auto at) LAMBDA {
     Vec<A> x_j[R], dx_j[R] = {};
-    for (int i = 0; i < R; i++) {
-      x_j[i] = at.load(x + i * n.x0.stride + j);
-    }
+    for (int i = 0; i < R; i++) x_j[i] = at.load(x + i * n.x0.stride + j);
     if (is_network) {
       Vec<A> total{};
       for (int i = 0; i < R; i++) {
@@ -152,7 +155,8 @@ void cross_network_prepare(const CrossNetwork& n) {
 void cross_network_fwd(const CrossNetwork& n, int64_t r, int64_t stop, double* scratch) {
   for_type(n.type, [&](auto t) {
     using T = decltype(t);
-    for (; r + ROWS <= stop; r += ROWS) fwd_block<ROWS, T>(n, r, scratch);
+    if (!one_at_a_time<Accumulation<T>>(n.L + n.C, n.d))
+      for (; r + ROWS <= stop; r += ROWS) fwd_block<ROWS, T>(n, r, scratch);
     for (; r < stop; r++) fwd_block<1, T>(n, r, scratch);
   });
 }
@@ -170,10 +174,11 @@ void cross_network_bwd(const CrossNetwork& n, int64_t r, int64_t stop, double* s
     while (r < stop) {
       int64_t until = r + FLUSH < stop ? r + FLUSH : stop;
       clear(sums, (K + 1) * width);
-      for (; r + ROWS <= until; r += ROWS) {
-        if (usual) bwd_block<ROWS, true, T>(n, r, numbers, sums, ends);
-        else bwd_block<ROWS, false, T>(n, r, numbers, sums, ends);
-      }
+      if (!one_at_a_time<A>(2 * K + 1, n.d))
+        for (; r + ROWS <= until; r += ROWS) {
+          if (usual) bwd_block<ROWS, true, T>(n, r, numbers, sums, ends);
+          else bwd_block<ROWS, false, T>(n, r, numbers, sums, ends);
+        }
       for (; r < until; r++) bwd_block<1, false, T>(n, r, numbers, sums, ends);
       for (int64_t k = 0; k <= K; k++) add_to(totals + k * n.d, sums + k * width, n.d);
     }
@@ -205,6 +210,65 @@ void cross_network_finish(const CrossNetwork& n, double* totals, int64_t shares,
       }
     }
   });
+}
+
+// ---- the logits of a network whose dots with the parts of x0 were taken before (fastcross.fold)
+//
+//   s_m = base_m + Σ_j table[starts_j + ids_mj]     or, without ids, base_m + table_m
+//   α_0 = 1,  α_{l+1} = α_l (1 + s_ml) + c_l;   z_mc = α_L s_m,L+c + c_L+c
+//
+// Per row it reads k (L + C) numbers of the table, where the embeddings have k n_e, and writes C. A block of rows is summed
+// row by row, then turned, so that the recurrence takes a register of rows at once. Bound by the cache misses of the lookup:
+// it stops being good where L + C comes near n_e.
+namespace {
+
+constexpr int64_t BLOCK = 16;  // rows of one recurrence
+
+template <class A> int64_t block(const FoldedLogits& n, int64_t first, int64_t count, A* sums) {  // (K, BLOCK)
+  const int64_t K = n.L + n.C;
+  const A *table = (const A*)n.table, *c = (const A*)n.c;
+  A row[WIDTH<A>];
+  for (int64_t i = 0; i < count; i++) {  // all lookups of the block under way before the first one is waited for
+    const int64_t* ids = n.ids + (first + i) * n.stride;
+    for (int64_t f = 0; f < n.k; f++) {
+      if (uint64_t(ids[f * n.column]) >= uint64_t(n.starts[f + 1] - n.starts[f])) return first + i;
+      const A* found = table + (n.starts[f] + ids[f * n.column]) * K;
+      __builtin_prefetch(found);
+      __builtin_prefetch(found + K - 1);
+    }
+  }
+  for (int64_t i = 0; i < count; i++) {
+    const int64_t m = first + i, *ids = n.ids + m * n.stride;
+    const A* base = (const A*)n.base.data + m * n.base.stride;
+    for_columns<A>(K, [&](int64_t j, auto at) LAMBDA {
+      Vec<A> sum = at.load(base + j);
+      if (n.by_row) sum += at.load(table + m * K + j);
+      for (int64_t f = 0; f < n.k; f++) sum += at.load(table + (n.starts[f] + ids[f * n.column]) * K + j);
+      store(row, sum);
+      for (int64_t l = j; l < K && l < j + WIDTH<A>; l++) sums[l * BLOCK + i] = row[l - j];
+    });
+  }
+  double alpha[BLOCK];
+  for (int64_t i = 0; i < BLOCK; i++) alpha[i] = 1;
+  for (int64_t l = 0; l < n.L; l++)
+    for (int64_t i = 0; i < BLOCK; i++) alpha[i] = alpha[i] * (1 + double(sums[l * BLOCK + i])) + c[l];
+  A* z = (A*)n.z + first * n.C;
+  for (int64_t k = 0; k < n.C; k++)
+    for (int64_t i = 0; i < count; i++) z[i * n.C + k] = A(alpha[i] * sums[(n.L + k) * BLOCK + i] + c[n.L + k]);
+  return -1;
+}
+
+}  // namespace
+
+int64_t folded_logits_fwd(const FoldedLogits& n, int64_t start, int64_t stop, double* scratch) {
+  int64_t wrong = -1;
+  auto all = [&](auto* sums) {
+    clear(sums, (n.L + n.C) * BLOCK);
+    for (int64_t m = start; m < stop && wrong < 0; m += BLOCK) wrong = block(n, m, stop - m < BLOCK ? stop - m : BLOCK, sums);
+  };
+  if (n.type == Type::f64) all(scratch);
+  else all((float*)scratch);
+  return wrong;
 }
 
 }  // namespace fastcross::FASTCROSS_ISA

@@ -14,7 +14,8 @@ import pytest
 
 pytest.importorskip("pyarrow")
 from fastcross.data import DataError, formats, prepare, read_for_prediction
-from fastcross.data.formats import FORMATS, detect_format, get_format
+from fastcross.data.formats import FORMATS
+from fastcross.data.formats.reading import detect_format, get_format
 from fastcross.data.generate import write_click_log
 
 METHODS = ("recognises", "open", "open_for_prediction")

@@ -9,7 +9,7 @@ from peer_modules import cross, peer_of, randomise, torchrec
 from torch import nn
 
 import fastcross
-from fastcross.layers.recognise import recognise
+from fastcross.layers.peers import recognise
 
 
 def test_from_module(build_rank_one):

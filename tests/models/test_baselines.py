@@ -9,6 +9,7 @@ from torch import nn
 
 from fastcross import DCN, optim
 from fastcross.models import MODELS
+from fastcross.models.base import model_class
 from fastcross.models.baselines import DeepCrossing, FactorizationMachine, LogisticRegression, WideDeep
 
 CARDINALITIES, NUM_DENSE = [6, 5, 4], 2
@@ -32,8 +33,8 @@ def make(kind, **options):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_has_the_same_interface(name, num_outputs):
     options = {"crosses": ((0, 1), (0, 1, 2)), "cross_buckets": 50} if name in ("wide_deep", "lr") else {}
-    model = MODELS[name](CARDINALITIES, NUM_DENSE, None, num_outputs=num_outputs, l2=0.5, **options)
-    twin = MODELS[name].from_config(json.loads(json.dumps(model.config.to_dict())))
+    model = model_class(name)(CARDINALITIES, NUM_DENSE, None, num_outputs=num_outputs, l2=0.5, **options)
+    twin = model_class(name).from_config(json.loads(json.dumps(model.config.to_dict())))
     assert twin.config == model.config
     twin.load_state_dict(model.state_dict())
     dense, categorical = make_batch()
@@ -130,12 +131,12 @@ def test_bad_cross(cross):
 def test_bad_options():
     for name in ("dnn", "wide_deep"):
         with pytest.raises(TypeError, match="unexpected keyword argument 'cross_layers'"):
-            MODELS[name](CARDINALITIES, NUM_DENSE, cross_layers=2)
+            model_class(name)(CARDINALITIES, NUM_DENSE, cross_layers=2)
         config = {"cardinalities": CARDINALITIES, "num_dense": NUM_DENSE, "cross_layers": 2}
         with pytest.raises(TypeError, match="unexpected keyword argument 'cross_layers'"):
-            MODELS[name].from_config(config)
+            model_class(name).from_config(config)
     with pytest.raises(ValueError, match=r"there must be a deep layer; got deep_layers = \(\)"):
-        MODELS["dnn"](CARDINALITIES, NUM_DENSE, deep_layers=())
+        model_class("dnn")(CARDINALITIES, NUM_DENSE, deep_layers=())
     with pytest.raises(ValueError, match=r"must be at least 1; got \(3, 0, 512\)"):
         DeepCrossing(CARDINALITIES, NUM_DENSE, input_dim=0)
     with pytest.raises(ValueError, match="cross_buckets must be at least 1; got 0"):
@@ -149,9 +150,9 @@ def test_bad_options():
 
 @pytest.mark.parametrize("name", ["dnn", "wide_deep"])
 def test_a_network_without_cross_layers_is_no_dcn(name):
-    model = MODELS[name](CARDINALITIES, NUM_DENSE, deep_layers=(4,))
+    model = model_class(name)(CARDINALITIES, NUM_DENSE, deep_layers=(4,))
     assert not isinstance(model, DCN)
-    twin = MODELS[name].from_config(json.loads(json.dumps(model.config.to_dict())))
+    twin = model_class(name).from_config(json.loads(json.dumps(model.config.to_dict())))
     assert twin.config == model.config
     norm = [f"deep.1.{each}" for each in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
     tables = [f"embedding.tables.{k}" for k in range(3)]
@@ -184,7 +185,7 @@ PLANTED = {
 def train_planted(name, seed):
     """Three passes over 20,000 rows; the log loss on as many others."""
     torch.manual_seed(seed)
-    model = MODELS[name]([40] * 6, 4, 8, **PLANTED[name])
+    model = model_class(name)([40] * 6, 4, 8, **PLANTED[name])
     optimizer = optim.configure(model, lr=0.01)
     dense, categorical, label, _ = planted_log(20_000, seed=0)
     for epoch in range(3):

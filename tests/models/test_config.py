@@ -13,6 +13,7 @@ import torch
 from fastcross import DCN, DCNConfig
 from fastcross.fields import check_types
 from fastcross.models import MODELS
+from fastcross.models.base import model_class
 
 NOT_A = {
     "cardinalities": ["57", 5, {5: 1}, [5, "7"], [5, 7.0], [True], None],
@@ -50,7 +51,7 @@ NOT_A = {
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_field_is_checked(name):
-    config = MODELS[name].Config
+    config = model_class(name).Config
     for entry in fields(config):
         for value in NOT_A[entry.name]:
             values = {"cardinalities": [5, 7], "num_dense": 1, entry.name: value}
@@ -102,7 +103,7 @@ def test_unions_and_nested_sequences_say_what_they_want():
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_models_signature_shows_its_options(name):
-    kind = MODELS[name]
+    kind = model_class(name)
     shown = inspect.signature(kind).parameters
     assert list(shown) == [entry.name for entry in fields(kind.Config)]
     assert shown["l2"].default == 0.0

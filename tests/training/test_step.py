@@ -10,6 +10,7 @@ import torch
 from fastcross import optim
 from fastcross.batch import Batch, Schema
 from fastcross.models import MODELS
+from fastcross.models.base import model_class
 from fastcross.training import run_folder
 from fastcross.training.checkpoint import CheckpointError
 from fastcross.training.config import CAPTURABLE, TrainingConfig
@@ -93,7 +94,7 @@ def test_so_it_is_for_every_model(name, cache, monkeypatch):
     def make(cache):
         torch.manual_seed(0)
         options = {"l2": 0.01, "sparse_gradients": False, "backend": "cpu"} | own.get(name, {})
-        return MODELS[name](cache.schema.cardinalities, len(cache.schema.dense_names), 4, **options)
+        return model_class(name)(cache.schema.cardinalities, len(cache.schema.dense_names), 4, **options)
 
     options = {"make": make, "updated_by": capturable("adam"), "interval": 4, "positive_weight": 2.5}
     eager = train(cache, monkeypatch, **options)

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from os import PathLike, fspath
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
@@ -27,6 +28,7 @@ import numpy as np
 
 from fastcross.data.blocks import Block, map_in_order
 from fastcross.data.columns import Columns, DataError
+from fastcross.data.formats import FORMATS
 from fastcross.data.inference import Finding
 
 if TYPE_CHECKING:
@@ -447,3 +449,16 @@ def first_record(data: bytes, delimiter: bytes, quote: bytes) -> int:
     """Where the first record ends, whatever its width; the end of the first line if its quotes are in disorder."""
     end, _, problem = _quoted(data, 0, delimiter, quote)
     return data.find(b"\n") + 1 or len(data) if problem else end
+
+
+def get_format(name: str) -> Format:
+    if name not in FORMATS:
+        raise ValueError(f"format must be one of auto, {', '.join(FORMATS)}; got {name!r}")
+    module, _, variable = FORMATS[name].partition(".")
+    return getattr(import_module(f"fastcross.data.formats.{module}"), variable)
+
+
+def detect_format(path: Path) -> str:
+    """The name of the first format that recognises the file by its beginning."""
+    head = Head.read(path)
+    return next(name for name in FORMATS if get_format(name).recognises(head))
