@@ -41,8 +41,8 @@ UNDER_CHECKS := LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-fi
 sanitize: $(VENV)/.developer
 	CXXFLAGS="-O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all $(CHECKS)" LDFLAGS="$(CHECKS)" \
 		$(BIN)/python setup.py -q build --build-base build/sanitized --build-lib $(SANITIZED)
-	$(UNDER_CHECKS) -m pytest -o pythonpath=tests tests/ops tests/layers/test_embedding.py tests/test_optim*.py \
-		tests/kernels/test_cpu.py
+	$(UNDER_CHECKS) -m pytest -o pythonpath=tests --numprocesses auto tests/ops tests/layers/test_embedding.py \
+		tests/test_optim*.py tests/kernels/test_cpu.py
 	$(UNDER_CHECKS) tests/fuzz --minutes 1 --only operators,embedding,optimiser
 
 lint: $(VENV)/.developer

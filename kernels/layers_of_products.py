@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fastcross.kernels.closed_form import stacked_experts
 from fastcross.kernels.layout import empty_rows
-from fastcross.kernels.multiplicative import stacked_experts
 
 CHUNK = 1 << 19  # elements of x0 per chunk: with the other tensors they fit a core's share of the L3 cache
 HALF = (torch.bfloat16, torch.float16)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fastcross import reference
-from fastcross.kernels import closed_form, layers_of_products, multiplicative
+from fastcross.kernels import closed_form, layers_of_products
 from fastcross.kernels.layout import empty_rows
 from fastcross.ops import backends
 
@@ -217,7 +217,7 @@ def _run(name: str, backend: str, x0: Tensor, parameters: tuple[Tensor | None, .
     cast = [None if t is None else t.to(dtype) for t in parameters]
     with closed_form.without_autocast(x0):
         if chosen == "torch":
-            return getattr(multiplicative, name)(x0.to(dtype), *cast, **options).to(x0.dtype)
+            return getattr(closed_form, name)(x0.to(dtype), *cast, **options).to(x0.dtype)
         operands = backends.as_rows(x0.to(dtype)), *cast
         if backends.differentiates(*operands):
             y = MultiplicativeFunction.apply(name, chosen, tuple(options.items()), *operands)
@@ -261,7 +261,7 @@ class MultiplicativeFunction(torch.autograd.Function):
         operands, kept = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
         options, needs = dict(ctx.options), ctx.needs_input_grad[3:]
         if backends.is_differentiated():
-            function = functools.partial(getattr(multiplicative, ctx.name), **options)
+            function = functools.partial(getattr(closed_form, ctx.name), **options)
             return None, None, None, *backends.closed_form_vjp(function, operands, dy)
         kernel = backends.kernel(f"{ctx.name}_bwd", ctx.backend, dy)
         grads = kernel(backends.as_rows(dy), *operands, *options.values(), kept, needs)

@@ -12,6 +12,7 @@ from fastcross.cli.main import main
 from fastcross.data import prepare
 from fastcross.data.generate import write_click_log
 from fastcross.models import MODELS
+from fastcross.models.base import model_class
 from fastcross.training import checkpoint
 from fastcross.training.config import LOGGERS, TrainingConfig
 from fastcross.training.loop import KINDS, Callback, Trainer
