@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -42,18 +43,17 @@ class BuildKernels(build_ext):
         torch = Path(find_spec("torch").submodule_search_locations[0])
         bindings = [str(file) for file in sorted(CPU.glob("bindings_*.cpp"))]
         kernels = [str(file) for file in sorted(CPU.glob("*.cpp")) if str(file) not in bindings]
-        objects = self.compiler.compile(
-            bindings,
-            output_dir=self.build_temp,
-            include_dirs=[str(torch / "include")],
-            extra_postargs=[*FLAGS, LEAST_TORCH],
-        )
+        jobs = [(file, self.build_temp, [f"-I{torch / 'include'}", LEAST_TORCH]) for file in bindings]
         for name, flags in INSTRUCTION_SETS.items():
-            objects += self.compiler.compile(
-                kernels,
-                output_dir=str(Path(self.build_temp) / name),
-                extra_postargs=[*FLAGS, f"-DFASTCROSS_ISA={name}", *flags],
-            )
+            folder = str(Path(self.build_temp) / name)
+            jobs += [(file, folder, [f"-DFASTCROSS_ISA={name}", *flags]) for file in kernels]
+
+        def compile(job):
+            file, folder, flags = job
+            return self.compiler.compile([file], output_dir=folder, extra_postargs=[*FLAGS, *flags])
+
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            objects = [one for made in pool.map(compile, jobs) for one in made]
         path = self.get_ext_fullpath(extension.name)
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         # By its name alone: whoever loads this library has loaded PyTorch's.

@@ -60,12 +60,10 @@ template <int R, class T, class A = Accumulation<T>> INLINE void fwd_block(const
   });
 }
 
-// USUAL: all gradients of a network, known to the compiler
-template <int R, bool USUAL, class T, class A = Accumulation<T>>
-INLINE void bwd_block(const CrossNetwork& n, int64_t r, double* scratch, A* sums, double* ends) {
+template <int R, class T, class A = Accumulation<T>> INLINE void bwd_block(const CrossNetwork& n, int64_t r, double* scratch, A* sums, double* ends) {
   const int64_t K = n.L + n.C, width = padded<A>(n.d);
-  const bool is_network = USUAL || !n.C, need_dx0 = USUAL || n.need_dx0;
-  const bool need_vectors = USUAL || n.need_dw || n.need_dv, need_g = USUAL || (n.need_db && is_network);
+  const bool is_network = !n.C, need_dx0 = n.need_dx0;
+  const bool need_vectors = n.need_dw || n.need_dv, need_g = n.need_db && is_network;
   const T *x = (const T*)n.x0.data + r * n.x0.stride, *g = (const T*)n.out.data + r * n.out.stride;
   T* dx = (T*)n.dx0.data + r * n.dx0.stride;
   double* alpha = scratch;
@@ -122,7 +120,7 @@ INLINE void bwd_block(const CrossNetwork& n, int64_t r, double* scratch, A* sums
       }
     };
     add((const A*)n.w, 0, n.L);
-    if (!USUAL) add((const A*)n.v, n.L, n.C);
+    add((const A*)n.v, n.L, n.C);
     if (need_dx0)
       for (int i = 0; i < R; i++) at.store(dx + i * n.dx0.stride + j, dx_j[i]);
   });
@@ -163,7 +161,6 @@ void cross_network_fwd(const CrossNetwork& n, int64_t r, int64_t stop, double* s
 
 void cross_network_bwd(const CrossNetwork& n, int64_t r, int64_t stop, double* scratch, double* totals) {
   const int64_t K = n.L + n.C;
-  const bool usual = !n.C && n.need_dx0 && n.need_dw && n.need_db;
   for_type(n.type, [&](auto t) {
     using T = decltype(t);
     using A = Accumulation<T>;
@@ -175,11 +172,8 @@ void cross_network_bwd(const CrossNetwork& n, int64_t r, int64_t stop, double* s
       int64_t until = r + FLUSH < stop ? r + FLUSH : stop;
       clear(sums, (K + 1) * width);
       if (!one_at_a_time<A>(2 * K + 1, n.d))
-        for (; r + ROWS <= until; r += ROWS) {
-          if (usual) bwd_block<ROWS, true, T>(n, r, numbers, sums, ends);
-          else bwd_block<ROWS, false, T>(n, r, numbers, sums, ends);
-        }
-      for (; r < until; r++) bwd_block<1, false, T>(n, r, numbers, sums, ends);
+        for (; r + ROWS <= until; r += ROWS) bwd_block<ROWS, T>(n, r, numbers, sums, ends);
+      for (; r < until; r++) bwd_block<1, T>(n, r, numbers, sums, ends);
       for (int64_t k = 0; k <= K; k++) add_to(totals + k * n.d, sums + k * width, n.d);
     }
   });
