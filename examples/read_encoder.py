@@ -9,6 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+TEXTS = {"hour": pc.hour, "weekday": lambda time: pc.strftime(time, "%A", locale="C"), "month": pc.month}
+NUMBERS = {"day": pc.day, "year": pc.year, "days": lambda time: time.cast("date32").cast("int32")}
+level = lambda x: None if x != x else f"{x:.0f}" if x.is_integer() else repr(x)  # noqa: E731
+
 
 def load(folder: str) -> tuple[dict, dict]:
     about = json.loads((Path(folder) / "encoder.json").read_bytes())
@@ -24,10 +28,6 @@ def hashed(text: str, buckets: int) -> int:
     return (h ^ h >> 32) % buckets + 1
 
 
-def level(x: float) -> str | None:
-    return None if x != x else str(int(x)) if x.is_integer() else repr(x)
-
-
 def encode(about: dict, texts: dict, rows: pa.Table) -> dict[str, np.ndarray]:
     """Of numbers, texts, texts with separators, and date-times, by the columns' names; null is a missing value."""
     columns, buckets, numbers = about["columns"], about["hash_buckets"], about["numbers"]
@@ -37,16 +37,17 @@ def encode(about: dict, texts: dict, rows: pa.Table) -> dict[str, np.ndarray]:
             return np.array([0 if text is None else hashed(text, buckets) for text in values.to_pylist()], np.int64)
         return pc.fill_null(pc.index_in(values, value_set=texts[name]), -1).to_numpy().astype(np.int64) + 1
 
-    x = np.array([rows[name].to_numpy() for name in columns["dense"]], float).reshape(-1, len(rows)).T
+    dates = [(rows[name], part) for name, _, part in (feature.rpartition(".") for feature in columns.get("parts", ()))]
+    x = [*(rows[n] for n in columns["dense"]), *(NUMBERS[p](t).cast("float64") for t, p in dates if p in NUMBERS)]
+    x = np.array([column.to_numpy() for column in x], float).reshape(-1, len(rows)).T
     log, unit, mean, scale, low, high, flag = np.array([[*number.values()] for number in numbers]).reshape(-1, 7).T
     clipped, gaps = np.clip(x, low, high), np.isnan(x)
     scaled = (np.where(log, np.copysign(np.log1p(np.abs(clipped) / unit), x), clipped) - mean) * scale
     dense = np.concatenate([np.where(gaps, 0, scaled), gaps[:, flag > 0]], axis=1).astype(np.float32)
     parts = [rows[name] for name in columns["categorical"]]
-    for time in (rows[name] for name in columns["datetimes"] or ()):
-        parts += [pc.cast(pc.hour(time), pa.string()), pc.strftime(time, "%A", locale="C")]
-    levels = (x[:, columns["dense"].index(name)].tolist() for name in columns.get("levels", ()))
-    parts += [pa.array([level(value) for value in values], pa.string()) for values in levels]
+    parts += [TEXTS[part](time).cast("string") for time, part in dates if part in TEXTS]
+    for x_of in (x[:, columns["dense"].index(name)].tolist() for name in columns.get("levels", ())):
+        parts.append(pa.array([level(value) for value in x_of], "string"))
     found = np.array([ids(f"categorical{i}", part) for i, part in enumerate(parts)], np.int64)
     arrays = {"dense": dense, "categorical": found.reshape(-1, len(rows)).T}
     for i, name in enumerate(columns["bags"] or ()):

@@ -54,7 +54,7 @@ class Block:
     """Rows as they were read, before vocabularies and statistics are known."""
 
     rows: int
-    dense: Array  # (rows, num_dense) float64, missing = NaN
+    dense: Array  # (rows, numeric features) float64, missing = NaN
     label: Array | None  # (rows,) int32, the id of a class; float64, a quantity
     categorical: list[Coded]
     bags: list[Coded]
@@ -69,15 +69,18 @@ def to_block(
     table: pa.Table, columns: Columns, *, labelled: bool, trim: bool = False, carry: str | None = None
 ) -> Block:
     """Raises BadRow, or an Arrow error, where a row of the table does not fit the columns."""
-    dense = np.empty((table.num_rows, len(columns.dense or ())))
+    dense = np.empty((table.num_rows, len(columns.quantities)))
     for i, name in enumerate(columns.dense or ()):
         x = _numbers(table[name], name, columns.decimals.get(name))
         if not columns.integers and (np.abs(x) > np.finfo(np.float32).max).any():
             raise BadRow(f"column {name} must be finite; got {x[np.abs(x) > np.finfo(np.float32).max][0]}")
         dense[:, i] = x
     categorical = [_coded(as_text(table[name]), trim) for name in columns.categorical or ()]
-    for name in columns.datetimes or ():
-        categorical += [_coded(part, trim=False) for part in hour_and_weekday(table[name], name)]
+    moments = {name: moments_of(table[name], name) for name in columns.datetimes or ()}
+    for i, (name, part) in enumerate(columns.numbers_of_dates, len(columns.dense or ())):
+        dense[:, i] = number_of_date(moments[name], part)
+    for name, part in columns.categories_of_dates:
+        categorical.append(_coded(category_of_date(moments[name], part), trim=False))
     categorical += [_levels(dense[:, (columns.dense or ()).index(name)]) for name in columns.levels]
     return Block(
         rows=table.num_rows,
@@ -206,10 +209,20 @@ def _lists(column: pa.ChunkedArray, separator: str) -> pa.ChunkedArray:
     return pc.split_pattern(as_text(column), separator)
 
 
-def hour_and_weekday(column: pa.ChunkedArray, name: str) -> Iterator[pa.ChunkedArray]:
-    moment = _moments(column, name)
-    yield pc.cast(pc.hour(moment), pa.string())
-    yield pc.take(WEEKDAYS, pc.day_of_week(moment))
+def category_of_date(moments: pa.ChunkedArray, part: str) -> pa.ChunkedArray:
+    """One of CATEGORIES_OF_DATES, as texts."""
+    if part == "weekday":
+        return pc.take(WEEKDAYS, pc.day_of_week(moments))
+    return pc.cast({"hour": pc.hour, "month": pc.month}[part](moments), pa.string())
+
+
+def number_of_date(moments: pa.ChunkedArray, part: str) -> Array:
+    """One of NUMBERS_OF_DATES; NaN where missing. The days are those since 1970."""
+    if part == "days":
+        whole = pc.cast(pc.cast(moments, pa.date32()), pa.int32())
+    else:
+        whole = {"day": pc.day, "year": pc.year}[part](moments)
+    return pc.cast(whole, pa.float64()).to_numpy()
 
 
 def _time(column: pa.ChunkedArray, columns: Columns) -> Array:
@@ -218,7 +231,11 @@ def _time(column: pa.ChunkedArray, columns: Columns) -> Array:
         with suppress(pa.ArrowInvalid):  # years that nanoseconds do not reach
             column = pc.cast(pc.cast(column, pa.timestamp("ns")), pa.int64())
     if columns.time_as == "datetime" and not pa.types.is_integer(column.type):
-        column = pc.multiply_checked(pc.cast(_moments(column, columns.time), pa.int64()), 1000)
+        micros = pc.cast(moments_of(column, columns.time), pa.int64())
+        try:
+            column = pc.multiply_checked(micros, 1000)
+        except pa.ArrowInvalid:  # as of the year 9999, which stands for "never": to the microsecond is exact enough
+            column = pc.multiply(pc.cast(micros, pa.float64(), safe=False), 1000.0)
     time = np.zeros(len(column), TIME)
     time["rounded"] = _numbers(column, columns.time)
     if np.isnan(time["rounded"]).any():
@@ -230,7 +247,7 @@ def _time(column: pa.ChunkedArray, columns: Columns) -> Array:
     return time
 
 
-def _moments(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+def moments_of(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     """Microseconds since 1970 in UTC: of a date, a date-time, a text in the manner of ISO 8601, or Unix times."""
     if pa.types.is_temporal(column.type):
         return pc.cast(column, pa.timestamp("us"), safe=False)
@@ -457,7 +474,7 @@ class Spool:
             yield i, slice(int(self.starts[i]), int(self.starts[i]) + rows)
 
     def dense(self, block: int) -> Array:
-        width = len(self.columns.dense or ())
+        width = len(self.columns.quantities)
         flat = self._read("dense", self.dense_dtype, self.starts[block] * width, self.rows[block] * width)
         return flat.reshape(self.rows[block], width)
 

@@ -8,8 +8,11 @@ from typing import Any
 
 TRANSFORMS = ("auto", "log", "standard", "none")
 TASKS = ("auto", "classification", "regression")
-PARTS_OF_DATE_TIME = ("hour", "weekday")
-_LISTS = ("dense", "levels", "categorical", "bags", "datetimes", "drop", "classes")
+CATEGORIES_OF_DATES = ("hour", "weekday", "month")  # what comes again, and has no order that a number could have
+NUMBERS_OF_DATES = ("day", "year", "days")
+PARTS_OF_DATES = CATEGORIES_OF_DATES + NUMBERS_OF_DATES
+FIRST_PARTS = ("hour", "weekday")  # of runs that name no parts
+_LISTS = ("dense", "levels", "categorical", "bags", "datetimes", "parts", "drop", "classes")
 _TEXTS = ("label", "separator", "time", "time_as", "task", "sample_weight", "group")
 _OPTIONAL = ("label", "time", "sample_weight", "group")
 _MAPPINGS = ("weights", "aliases", "separators", "decimals", "types")
@@ -39,8 +42,10 @@ class Columns:
     mean (0 with "none"); if the training part has gaps, a further feature, NAME.missing, says so. The `levels` are
     dense columns whose values are categories, too: NAME.level. A missing category is a value like any other.
 
-    A date-time becomes two categories, its hour and its weekday (in UTC): as a number every later row lies outside what
-    was trained on, as a category every value is new, but hours and weekdays come again.
+    A date-time (in UTC) becomes three categories, NAME.hour, NAME.weekday and NAME.month, and three numbers: NAME.day
+    (of the month), NAME.year and NAME.days. Days count from 1970 or from the first date: standardised, it is the same.
+    Dates after the last of the training part are taken for that, as numbers are cut off. What has one value in the
+    training part is left out, but for the weekday, which also says that a date is missing.
     """
 
     label: str | None = None
@@ -55,6 +60,7 @@ class Columns:
     separator: str = "|"
     integers: bool = False  # dense columns hold integers only: "1.5" is an error
     datetimes: tuple[str, ...] | None = None
+    parts: tuple[str, ...] | None = None  # the features of the date-times; None: hour and weekday, as in earlier runs
     separators: dict[str, str] = field(default_factory=dict)  # bag -> its separator, where it is another one
     drop: tuple[str, ...] = ()
     infer_rest: bool = False
@@ -112,8 +118,31 @@ class Columns:
     @property
     def categories(self) -> tuple[str, ...]:
         """The names of the categorical features: the categorical columns, the parts of the date-times, the levels."""
-        parts = (f"{name}.{part}" for name in self.datetimes or () for part in PARTS_OF_DATE_TIME)
+        parts = (f"{name}.{part}" for name, part in self.categories_of_dates)
         return (*(self.categorical or ()), *parts, *(f"{name}.level" for name in self.levels))
+
+    @property
+    def quantities(self) -> tuple[str, ...]:
+        """The names of the numeric features: the dense columns, the numbers of the date-times."""
+        return (*(self.dense or ()), *(f"{name}.{part}" for name, part in self.numbers_of_dates))
+
+    @property
+    def categories_of_dates(self) -> list[tuple[str, str]]:
+        """The column and the part of it that each feature is."""
+        return [(name, part) for name, part in self._parts() if part in CATEGORIES_OF_DATES]
+
+    @property
+    def numbers_of_dates(self) -> list[tuple[str, str]]:
+        return [(name, part) for name, part in self._parts() if part in NUMBERS_OF_DATES]
+
+    def _parts(self) -> list[tuple[str, str]]:
+        parts = self.all_parts(FIRST_PARTS) if self.parts is None else self.parts
+        return [(name, part) for name, _, part in (feature.rpartition(".") for feature in parts)]
+
+    def all_parts(self, kinds: tuple[str, ...] = PARTS_OF_DATES) -> tuple[str, ...]:
+        """Of every date-time; but what a column is called already is that column."""
+        parts = (f"{name}.{kind}" for name in self.datetimes or () for kind in kinds)
+        return tuple(part for part in parts if part not in self.inputs)
 
     def source_of(self, feature: str) -> str:
         """The column that a feature is made from: that of NAME.hour or NAME.missing is NAME."""
@@ -122,12 +151,14 @@ class Columns:
     @property
     def features(self) -> tuple[str, ...]:
         """All but the flags of missing numbers, which only the data tell."""
-        return (*(self.dense or ()), *self.categories, *(self.bags or ()))
+        return (*self.quantities, *self.categories, *(self.bags or ()))
 
     @property
     def transforms(self) -> tuple[str, ...]:
-        """One per dense column."""
-        return (self.transform,) * len(self.dense or ()) if isinstance(self.transform, str) else self.transform
+        """One per numeric feature."""
+        dense = self.dense or ()
+        of_dense = (self.transform,) * len(dense) if isinstance(self.transform, str) else self.transform
+        return (*of_dense, *("auto",) * len(self.numbers_of_dates))
 
     @property
     def num_outputs(self) -> int:
@@ -160,6 +191,7 @@ class Columns:
             "task": "auto",
             "sample_weight": None,
             "group": None,
+            "parts": None,
             "decimals": {},
             "types": {},
             "levels": (),

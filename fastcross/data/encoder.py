@@ -15,10 +15,11 @@ is the missing value and all others fall into 1 ... buckets.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
@@ -134,7 +135,7 @@ class Encoder:
     @property
     def schema(self) -> Schema:
         return Schema(
-            dense_names=self.numbers.names(self.columns.dense or ()),
+            dense_names=self.numbers.names(self.columns.quantities),
             categorical_names=self.columns.categories,
             cardinalities=tuple(ids.cardinality for ids in self.categorical),
             bag_names=self.columns.bags or (),
@@ -189,7 +190,8 @@ class Encoder:
         def kept(given: tuple[str, ...] | None) -> tuple[str, ...]:
             return tuple(name for name in given or () if name in names)
 
-        dense = [name in names for name in columns.dense or ()]
+        numbers = [columns.source_of(name) in names for name in columns.quantities]
+        dense = numbers[: len(columns.dense or ())]
         features = {name for name in columns.categories if columns.source_of(name) in names}
         return Encoder(
             self.format,
@@ -198,8 +200,11 @@ class Encoder:
                 categorical=kept(columns.categorical),
                 bags=kept(columns.bags),
                 datetimes=kept(columns.datetimes),
+                parts=None
+                if columns.parts is None
+                else tuple(p for p in columns.parts if columns.source_of(p) in names),
                 weights={bag: weight for bag, weight in columns.weights.items() if bag in names},
-                transform=tuple(t for t, there in zip(columns.transforms, dense, strict=True) if there),
+                transform=tuple(itertools.compress(columns.transforms, dense)),
                 separator=columns.separator,
                 separators=columns.separators,
                 levels=tuple(name for name in columns.levels if name in names),
@@ -207,9 +212,31 @@ class Encoder:
                 classes=columns.classes,
                 task=columns.task,
             ),
-            self.numbers.only(columns.dense or (), names),
+            self.numbers.only(numbers),
             tuple(ids for ids, name in zip(self.categorical, columns.categories, strict=True) if name in features),
             tuple(ids for ids, name in zip(self.bags, columns.bags or (), strict=True) if name in names),
+        )
+
+    def without_constants(self) -> Encoder:
+        """Without the parts of date-times that have one value in the training part, or one with an id.
+
+        A weekday stays: it says which dates are missing. Hashed hours and months stay: nobody has counted them."""
+        columns = self.columns
+        numbers = dict(zip(columns.quantities, self.numbers.records, strict=True))
+        categorical = dict(zip(columns.categories, self.categorical, strict=True))
+
+        def varies(part: str) -> bool:
+            if part in numbers:
+                return numbers[part].scale > 0
+            ids = categorical[part]
+            return part.endswith(".weekday") or isinstance(ids, Hashing) or len(ids.values.drop_null()) > 1
+
+        columns = replace(columns, parts=tuple(filter(varies, columns.parts or ())) if columns.datetimes else None)
+        return replace(
+            self,
+            columns=columns,
+            numbers=Numbers(tuple(numbers[name] for name in columns.quantities)),
+            categorical=tuple(categorical[name] for name in columns.categories),
         )
 
     def save(self, folder: str | PathLike[str]) -> None:

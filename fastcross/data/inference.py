@@ -41,9 +41,10 @@ JAGGED = 0.425  # the median above which there is no doubt
 NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 INTEGER = r"^\s*[+-]?\d+(\.0*)?\s*$"  # "7.0" too: what pandas writes where a column of integers has gaps
 DATE_TIME = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?(Z|[+-]\d{2}(:?\d{2})?)?)?$"
+DATES = "date-times: hour, weekday, day, month, year and days since the first, where they vary"
 # MovieLens-1M, split by time, AUC: 0.70 with the seconds as a number, 0.735 with hour and weekday, 0.747 without.
 UNIX_TIMES = (
-    "Unix times: as numbers, later rows lie outside what was trained on; declare date-times for hour and weekday"
+    "Unix times: as numbers, later rows lie outside what was trained on; declare date-times for hour, weekday and date"
 )
 BOOLEANS = ({"true", "false"}, {"yes", "no"}, {"t", "f"}, {"y", "n"}, {"on", "off"})
 ID_WORDS = {"id", "ids", "uid", "uuid", "guid", "code", "zip", "zipcode", "postcode", "sku", "isbn", "asin"}
@@ -134,9 +135,9 @@ def complete(columns: Columns, sample: Sample) -> tuple[Columns, tuple[Finding, 
         findings.append(Finding(columns.sample_weight, "weight", "how much each row counts; no feature"))
     if completed.classes is None and not completed.is_regression:
         completed = settle(Values.of(sample.table[label]), completed, whole=sample.whole) or completed
-    if len(completed.transforms) != len(completed.dense or ()):
+    if len(completed.transforms) != len(completed.quantities):
         raise DataError(
-            f"transform must be one name or one per dense column; got {len(completed.transforms)} for "
+            f"transform must be one name or one per dense column; got {len(completed.transform)} for "
             f"{len(completed.dense or ())} columns"
         )
     if not completed.features:
@@ -252,7 +253,7 @@ def judge(name: str, column: pa.ChunkedArray, *, typed: bool = False) -> Kind:
     if pa.types.is_dictionary(kind) and not pa.types.is_nested(kind.value_type):
         return Kind("categorical", "stored as categories")
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        return Kind("datetimes", "date-times: their hour and weekday are the features")
+        return Kind("datetimes", DATES)
     if pa.types.is_null(kind):
         return Kind("drop", "no values")
     if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind) or is_text(kind)):
@@ -283,7 +284,7 @@ def judge(name: str, column: pa.ChunkedArray, *, typed: bool = False) -> Kind:
         return Kind("dense", f"numbers written with {how}", decimals=mark)
     moments, fits_moment = values.share(DATE_TIME)
     if moments >= 1 - STRAYS:
-        found = Kind("datetimes", "date-times: their hour and weekday are the features")
+        found = Kind("datetimes", DATES)
         if moments == 1:
             return found
         return Kind(found.name, found.why, values.commonest(~fits_moment), int(values.counts[~fits_moment].sum()))

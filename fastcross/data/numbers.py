@@ -1,4 +1,4 @@
-"""What becomes of a number before a model sees it: one record per dense column, fitted on the training part.
+"""What becomes of a number before a model sees it: one record per numeric feature, fitted on the training part.
 
     x  ->  (f(clip(x, low, high)) - mean) · scale  ->  float32        f(x) = x   or   sign(x) · log(1 + |x| / unit)
 
@@ -12,7 +12,8 @@ A missing number becomes 0, the mean; where the training part has gaps, a second
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -32,7 +33,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 @dataclass(frozen=True)
 class Number:
-    """One column's record; the defaults leave a number as it is."""
+    """One feature's record; the defaults leave a number as it is."""
 
     log: bool = False
     unit: float = 1.0
@@ -57,7 +58,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Of the dense columns in order."""
+    """Of the numeric features in order."""
 
     records: tuple[Number, ...]
 
@@ -86,8 +87,8 @@ class Numbers:
         """The dense features: the columns, then the flags."""
         return (*columns, *(f"{columns[i]}.missing" for i in self.flagged))
 
-    def only(self, columns: Sequence[str], names: Collection[str]) -> Numbers:
-        return Numbers(tuple(r for name, r in zip(columns, self.records, strict=True) if name in names))
+    def only(self, kept: Iterable[bool]) -> Numbers:
+        return Numbers(tuple(itertools.compress(self.records, kept)))
 
     @cached_property
     def flagged(self) -> Array:
@@ -131,7 +132,7 @@ class Numbers:
 
 def fit_numbers(spool: Spool, part: Array) -> Numbers:
     """Over the training part."""
-    transforms = spool.columns.transforms
+    transforms, dense = spool.columns.transforms, len(spool.columns.dense or ())
     if not transforms:
         return Numbers(())
     logged: list[tuple[bool, float]] = [(transform == "log", 1.0) for transform in transforms]
@@ -146,7 +147,7 @@ def fit_numbers(spool: Spool, part: Array) -> Numbers:
     scale = np.divide(1.0, deviation, out=np.zeros_like(deviation), where=varies)
     records = []
     for i, transform in enumerate(transforms):
-        flag = bool(0 < count[i] < rows)
+        flag = bool(0 < count[i] < rows) and i < dense  # of a missing date the weekday says so
         if transform == "none":
             records.append(Number(missing=flag))
             continue

@@ -15,9 +15,18 @@ import pyarrow as pa
 import torch
 
 from fastcross.batch import Bag, Batch
-from fastcross.data.blocks import BadRow, Block, as_text, hour_and_weekday, kind_of_type, level_of
+from fastcross.data.blocks import (
+    BadRow,
+    Block,
+    as_text,
+    category_of_date,
+    kind_of_type,
+    level_of,
+    moments_of,
+    number_of_date,
+)
 from fastcross.data.cache import Cache
-from fastcross.data.columns import PARTS_OF_DATE_TIME, DataError
+from fastcross.data.columns import DataError
 from fastcross.data.encoder import Encoder, Hashing, Ids
 from fastcross.data.formats.parquet import PLACES, MemoryTable
 from fastcross.data.formats.reading import Problems, Source, Table, check_kind, get_format, read_in_order, resolve_paths
@@ -203,11 +212,15 @@ class RowEncoder:
                     raise DataError(f"row {i}: column {name} is missing")
         unseen: dict[str, int] = {}
         columns = [self._ids(rows, name, unseen) for name in self.columns.categorical or ()]
-        for name in self.columns.datetimes or ():
-            columns += self._parts_of_time(rows, name)
-        dense = np.empty((len(rows), len(self.columns.dense or ())))
+        moments = {name: self._moments(rows, name) for name in self.columns.datetimes or ()}
+        for name, part in self.columns.categories_of_dates:
+            texts = category_of_date(moments[name], part).to_pylist()
+            columns.append(_looked_up(self.known[f"{name}.{part}"], texts, self.spellings))
+        dense = np.empty((len(rows), len(self.columns.quantities)))
         for j, name in enumerate(self.columns.dense or ()):
             dense[:, j] = [self._number(row[name], i, name) for i, row in enumerate(rows, 1)]
+        for j, (name, part) in enumerate(self.columns.numbers_of_dates, len(self.columns.dense or ())):
+            dense[:, j] = number_of_date(moments[name], part)
         for name in self.columns.levels:
             texts = [level_of(x) for x in dense[:, (self.columns.dense or ()).index(name)].tolist()]
             columns.append(self._known_ids(f"{name}.level", texts, unseen))
@@ -244,9 +257,9 @@ class RowEncoder:
             pass
         raise DataError(f"row {i}: column {name} must be a finite number; got {_shown(value)}")
 
-    def _parts_of_time(self, rows: Sequence[Mapping[str, Any]], name: str) -> Iterator[Array]:
+    def _moments(self, rows: Sequence[Mapping[str, Any]], name: str) -> pa.ChunkedArray:
         """Each row by itself: what a text or a number means shall not depend on its neighbours."""
-        hours, weekdays = [], []
+        moments = []
         for i, row in enumerate(rows, 1):
             value = row[name]
             value = None if isinstance(value, str) and not value.strip() else value
@@ -255,17 +268,13 @@ class RowEncoder:
                     raise BadRow
                 if isinstance(value, int | float) and abs(value) > LATEST:
                     raise BadRow
-                hour, weekday = hour_and_weekday(pa.chunked_array([pa.array([value], from_pandas=True)]), name)
+                moments += moments_of(pa.chunked_array([pa.array([value], from_pandas=True)]), name).chunks
             except (BadRow, pa.ArrowException, OverflowError):
                 raise DataError(
                     f"row {i}: column {name} must be a date-time as in 2024-01-31 12:30:00, or a Unix time; "
                     f"got {_shown(value)}"
                 ) from None
-            hours.append(hour[0].as_py())
-            weekdays.append(weekday[0].as_py())
-        for part, texts in zip(PARTS_OF_DATE_TIME, (hours, weekdays), strict=True):
-            known = self.known[f"{name}.{part}"]
-            yield _looked_up(known, texts, self.spellings)
+        return pa.chunked_array(moments, pa.timestamp("us"))
 
     def _bag(self, rows: Sequence[Mapping[str, Any]], name: str, known: Any, unseen: dict[str, int]) -> Bag:
         weight = self.columns.weights.get(name)

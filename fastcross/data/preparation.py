@@ -29,9 +29,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fastcross._version import __version__
+from fastcross.batch import Schema
 from fastcross.data.blocks import Spool, map_in_order
 from fastcross.data.cache import FORMAT_VERSION, OWN_FILES, PARTS, ArrayWriter, Cache, Split, assign_parts
-from fastcross.data.columns import Columns, DataError
+from fastcross.data.columns import PARTS_OF_DATES, Columns, DataError
 from fastcross.data.encoder import Encoder, fit_ids, load_to_grow
 from fastcross.data.formats.parquet import PLACES, MemoryTable
 from fastcross.data.formats.reading import (
@@ -45,7 +46,7 @@ from fastcross.data.formats.reading import (
     resolve_paths,
 )
 from fastcross.data.inference import Values, settle
-from fastcross.data.numbers import Numbers, fit_numbers
+from fastcross.data.numbers import fit_numbers
 from fastcross.defaults import PAPER_FREQUENCY, least_frequency
 from fastcross.files import building, write_checked_json
 
@@ -113,7 +114,8 @@ def prepare(
     configuration = _configuration(format, division, seed, min_frequency, hash_buckets, declared, on_error)
     if known:
         configuration |= {"format": known.format, "grow": known.fingerprint}
-    digest = json.dumps([FORMAT_VERSION, identity, configuration], sort_keys=True).encode()
+    # What a date becomes is not in the configuration, and caches that know less of it are made anew.
+    digest = json.dumps([FORMAT_VERSION, PARTS_OF_DATES, identity, configuration], sort_keys=True).encode()
     fingerprint = hashlib.sha256(digest).hexdigest()
     if (cache := _reusable(cache_path, fingerprint)) is not None:
         return cache
@@ -241,6 +243,9 @@ def _build(
     if table.columns.classes is None and not table.columns.is_regression:
         table = _settle_label(table, sizes, report)
     configuration = origin["configuration"]
+    parts = known.columns.parts if known else table.columns.all_parts()
+    if table.columns.datetimes:
+        table = table.with_columns(replace(table.columns, parts=parts), labelled=True)
     columns, label = table.columns, table.columns.label or ""
     started = time.time()
     with building(cache_path) as folder:
@@ -265,7 +270,8 @@ def _build(
         encoder = Encoder(configuration["format"], columns_of_rows, numbers, categorical, bags)
         if columns.is_regression:
             encoder = replace(encoder, label_scale=(label_facts["mean"], label_facts["deviation"]))
-        files = _write_parts(spool, part, numbers, folder, report)
+        encoder = encoder if known else encoder.without_constants()
+        files = _write_parts(spool, part, encoder, folder, report)
         shutil.rmtree(spool.folder)
         encoder.save(folder / "encoder")
         manifest = {
@@ -280,7 +286,8 @@ def _build(
             **weight_facts,
             "findings": [finding.to_dict() for finding in table.findings],
             "numbers": {
-                name: record.description for name, record in zip(columns.dense or (), numbers.records, strict=True)
+                name: record.description
+                for name, record in zip(encoder.columns.quantities, encoder.numbers.records, strict=True)
             },
             "looked_at": table.looked_at,
             "warnings": [*origin["warnings"], *_without_ids(encoder, least)],
@@ -411,16 +418,22 @@ def _explained(error: DataError, table: Table) -> DataError:
 
 
 def _write_parts(
-    spool: Spool, part: Array, numbers: Numbers, folder: Path, progress: Progress
+    spool: Spool, part: Array, encoder: Encoder, folder: Path, progress: Progress
 ) -> dict[str, dict[str, int]]:
     """Encode every block and append its rows to their parts; returns size and checksum of each file."""
+    columns, numbers = encoder.columns, encoder.numbers
+    # The spool has more features than the encoder where parts of dates do not vary.
+    categories = [spool.columns.categories.index(name) for name in columns.categories]
+    quantities = [spool.columns.quantities.index(name) for name in columns.quantities]
 
     def encode(block: tuple[int, slice]) -> list[dict[str, Array]]:
         i, rows = block
-        categorical = np.empty((spool.rows[i], len(spool.categorical)), np.int32)
-        for c, codes in enumerate(spool.codes(i)):
-            categorical[:, c] = spool.categorical[c].ids(i)[codes]
-        arrays = {"dense": numbers(spool.dense(i)), "categorical": categorical, "label": spool.label(i)}
+        categorical = np.empty((spool.rows[i], len(categories)), np.int32)
+        codes = spool.codes(i)
+        for c, of_spool in enumerate(categories):
+            categorical[:, c] = spool.categorical[of_spool].ids(i)[codes[of_spool]]
+        dense = numbers(spool.dense(i)[:, quantities])
+        arrays = {"dense": dense, "categorical": categorical, "label": spool.label(i)}
         arrays |= spool.beside(i)
         chosen = [part[rows] == p for p in range(len(PARTS))]
         encoded = [{name: a if mask.all() else a[mask] for name, a in arrays.items()} for mask in chosen]
@@ -434,9 +447,8 @@ def _write_parts(
                     encoded[p][f"bag{c}.weights"] = spool.bag(c, i, "weights")[each]
         return encoded
 
-    width = len(numbers.records) + len(numbers.flagged)
     with ExitStack() as stack:
-        writers = [_writers(spool, part, p, width, folder / name, stack) for p, name in enumerate(PARTS)]
+        writers = [_writers(spool, part, p, encoder.schema, folder / name, stack) for p, name in enumerate(PARTS)]
         totals = np.zeros((len(PARTS), len(spool.bags)), np.int64)
         done = 0
         for encoded in map_in_order(encode, spool.blocks()):
@@ -457,13 +469,15 @@ def _write_parts(
         }
 
 
-def _writers(spool: Spool, part: Array, p: int, dense: int, folder: Path, stack: ExitStack) -> dict[str, ArrayWriter]:
+def _writers(
+    spool: Spool, part: Array, p: int, schema: Schema, folder: Path, stack: ExitStack
+) -> dict[str, ArrayWriter]:
     """The files of one part."""
     folder.mkdir()
     columns, n = spool.columns, int((part == p).sum())
     shapes: dict[str, tuple[tuple[int, ...], Any]] = {
-        "dense": ((n, dense), np.float32),
-        "categorical": ((n, len(spool.categorical)), np.int32),
+        "dense": ((n, len(schema.dense_names)), np.float32),
+        "categorical": ((n, len(schema.categorical_names)), np.int32),
         "label": ((n,), _label_dtype(columns)),
     }
     shapes |= {"weight": ((n,), np.float32)} if columns.sample_weight else {}

@@ -436,6 +436,7 @@ class Speller:
     def __init__(self, encoder: Encoder, edges: Floats) -> None:
         self.schema, self.ids, self.edges = encoder.schema, (*encoder.categorical, *encoder.bags), edges
         self.numbers = encoder.numbers
+        self.dates = [f"{name}.days" for name in encoder.columns.datetimes or ()]
 
     def __call__(self, field: int, key: object) -> str:
         single = len(self.schema.cardinalities)
@@ -450,7 +451,7 @@ class Speller:
         """The values of a batch's only row, by field."""
         single = [self._value(f, int(i)) for f, i in enumerate(batch.categorical[0].tolist())]
         bags = [self(len(single) + i, tuple(bag.values.tolist())) for i, bag in enumerate(batch.bags)]
-        dense = [f"{self.numbers.undone(i, value):.4g}" for i, value in enumerate(batch.dense[0].tolist())]
+        dense = [self._number(i, value) for i, value in enumerate(batch.dense[0].tolist())]
         return dict(zip(self.schema.names, (*single, *bags, *dense), strict=True))
 
     def _value(self, field: int, key: int) -> str:
@@ -464,8 +465,15 @@ class Speller:
 
     def _range(self, column: int, key: int) -> str:
         """A dense field's bin between two edges; several edges may meet in one value."""
-        low = self.numbers.undone(column, self.edges[column, key - 1]) if key else None
-        high = self.numbers.undone(column, self.edges[column, key]) if key < self.edges.shape[1] else None
+        low = self._number(column, self.edges[column, key - 1]) if key else None
+        high = self._number(column, self.edges[column, key]) if key < self.edges.shape[1] else None
         if low is None:
-            return f"below {high:.4g}"
-        return f"{low:.4g} and above" if high is None else f"{low:.4g} to {high:.4g}"
+            return f"below {high}"
+        return f"{low} and above" if high is None else f"{low} to {high}"
+
+    def _number(self, column: int, value: float) -> str:
+        """As it stood in the table; days since 1970 as the date that they are."""
+        number = self.numbers.undone(column, value)
+        if self.schema.dense_names[column] in self.dates:
+            return str(np.datetime64(round(number), "D"))
+        return f"{number:.4g}"

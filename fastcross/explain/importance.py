@@ -21,7 +21,7 @@ def permutation_importances(
 ) -> dict[str, float]:
     """By column, the mean absolute change of the output, as a share of all columns' changes.
 
-    All features that are made of a column move together: its number and its category, a date's hour and weekday.
+    All features that are made of a column move together: its number and its category, the parts of a date.
     """
     generator, columns = np.random.default_rng(0), encoder.columns
     found = dict.fromkeys(columns.inputs, 0.0)

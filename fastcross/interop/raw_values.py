@@ -4,7 +4,7 @@ The encoder in ONNX's operators:
 
     dense         x -> (f(clip(x, low, high)) - mean) · scale, float32; NaN -> 0, and 1 in its flag (data/numbers.py)
     categorical   text -> id                     LabelEncoder; 0 for texts that training did not see
-    date-time     Unix time -> hour, weekday -> ids
+    date-time     Unix time -> hour, weekday, month -> ids; day, year, days since 1970 -> as dense
     bag           text -> its values -> ids      StringSplit, LabelEncoder; values and offsets, as for EmbeddingBag
 
 A text in ONNX cannot be null. A missing value is "", or a mark of the run's file format.
@@ -149,6 +149,7 @@ class OnnxEncoder:
 
     def __init__(self, encoder: Encoder) -> None:
         self.encoder, self.columns = encoder, encoder.columns
+        self.known = dict(zip(encoder.columns.categories, encoder.categorical, strict=True))
         self.nodes: list[ir.Node] = []
         self.inputs: list[ir.Value] = []
         self.ports: list[Port] = []
@@ -157,7 +158,13 @@ class OnnxEncoder:
     def encode(self) -> tuple[ir.Value, list[ir.Value], list[ir.Value]]:
         """dense (batch, num_dense) float32, the ids of each categorical column (batch,), the tensors of each bag."""
         dense = self._dense()
-        categorical = [*self._categories(), *self._levels(dense)]
+        categorical = [self._category(name) for name in self.columns.categorical or ()]
+        times = {name: self._time(name) for name in self.columns.datetimes or ()}
+        categorical += [
+            self._category_of_date(times[name], name, part) for name, part in self.columns.categories_of_dates
+        ]
+        categorical += self._levels(dense)
+        dense += [self._number_of_date(times[name], part) for name, part in self.columns.numbers_of_dates]
         bags = [self._bag(name, ids) for name, ids in zip(self.columns.bags or (), self.encoder.bags, strict=True)]
         return self._transform(self.stack(dense, np.float64)), categorical, [tensor for bag in bags for tensor in bag]
 
@@ -180,16 +187,9 @@ class OnnxEncoder:
         flags = self._op("Gather", missing, self._constant(numbers.flagged), axis=1)
         return self._op("Concat", x, self._op("Cast", flags, to=ir.DataType.FLOAT.value), axis=1)
 
-    def _categories(self) -> list[ir.Value]:
-        """The ids of each categorical column, then of the parts of the date-times."""
-        known = dict(zip(self.columns.categories, self.encoder.categorical, strict=True))
-        found = []
-        for name in self.columns.categorical or ():
-            ids = _vocabulary(known[name])
-            found.append(self._look_up(self._input(name, "string", 'a text; missing: ""'), self._keys(ids)))
-        for name in self.columns.datetimes or ():
-            found += self._hour_and_weekday(name, known)
-        return found
+    def _category(self, name: str) -> ir.Value:
+        keys = self._keys(_vocabulary(self.known[name]))
+        return self._look_up(self._input(name, "string", 'a text; missing: ""'), keys)
 
     def _levels(self, dense: list[ir.Value]) -> list[ir.Value]:
         """The ids of numbers that are categories, too; a key of float64 is the number itself."""
@@ -213,8 +213,8 @@ class OnnxEncoder:
             found.append(self._op("Cast", id_, to=ir.DataType.INT64.value))
         return found
 
-    def _hour_and_weekday(self, name: str, known: Mapping[str, Any]) -> list[ir.Value]:
-        """floor(s / 3600) mod 24 and (floor(s / 86400) + 3) mod 7 of s seconds since a Thursday, 1970-01-01."""
+    def _time(self, name: str) -> dict[str, ir.Value]:
+        """Whole hours and days since 1970, and what the calendar says of them; and whether the time is missing."""
         time = self._input(name, "double", "Unix time in s, ms, µs or ns (UTC); missing: NaN")
         missing = self._op("Or", self._op("IsNaN", time), self._op("LessOrEqual", time, self._constant(NOT_A_TIME)))
         seconds = self._op("Where", missing, self._constant(0.0), time)
@@ -223,15 +223,55 @@ class OnnxEncoder:
             larger = self._op("GreaterOrEqual", size, self._constant(LARGEST_UNIX_SECONDS * 1000.0**power))
             scaled = self._op("Div", time, self._constant(1000.0 ** (power + 1)))
             seconds = self._op("Where", larger, scaled, seconds)
-        found = []
-        hours, weekdays = [str(hour) for hour in range(24)], WEEKDAYS.to_pylist()
-        for part, texts, length, shift in (("hour", hours, 3600.0, 0), ("weekday", weekdays, 86400.0, 3)):
-            table = known[f"{name}.{part}"].ids(pa.array([*texts, None], pa.string())).astype(np.int64)
-            count = self._op("Cast", self._op("Floor", self._op("Div", seconds, self._constant(length))), to=7)
-            place = self._op("Mod", self._op("Add", count, self._constant(shift)), self._constant(len(texts)))
-            place = self._op("Where", missing, self._constant(len(texts)), place)
-            found.append(self._op("Gather", self._constant(table), place, axis=0))
-        return found
+        hours, days = (
+            self._op("Cast", self._op("Floor", self._op("Div", seconds, self._constant(length))), to=7)
+            for length in (3600.0, 86400.0)
+        )
+        return {"missing": missing, "hours": hours} | self._calendar(days)
+
+    def _category_of_date(self, time: Mapping[str, ir.Value], name: str, part: str) -> ir.Value:
+        """The id, from a table of the ids of all 24 hours, 7 weekdays or 12 months, and of the missing one."""
+        texts, counted, shift = {
+            "hour": ([str(hour) for hour in range(24)], "hours", 0),
+            "weekday": (WEEKDAYS.to_pylist(), "days", 3),  # 1970-01-01 was a Thursday
+            "month": ([str(month) for month in range(1, 13)], "month", -1),
+        }[part]
+        table = self.known[f"{name}.{part}"].ids(pa.array([*texts, None], pa.string())).astype(np.int64)
+        shifted = self._op("Add", time[counted], self._constant(shift))
+        place = self._op("Mod", shifted, self._constant(len(texts)))
+        place = self._op("Where", time["missing"], self._constant(len(texts)), place)
+        return self._op("Gather", self._constant(table), place, axis=0)
+
+    def _number_of_date(self, time: Mapping[str, ir.Value], part: str) -> ir.Value:
+        number = self._op("Cast", time[part], to=ir.DataType.DOUBLE.value)
+        return self._op("Where", time["missing"], self._constant(np.nan), number)
+
+    def _calendar(self, days: ir.Value) -> dict[str, ir.Value]:
+        """Day, month and year from the days since 1970, in integers, for the years from 1 on.
+
+        A year that begins in March has its leap day last. So the days of such a year become its months, 0 … 11, by the
+        line (5 days + 2) / 153. 719468 days lie between 0000-03-01 and 1970-01-01, and 146097 in every 400 years.
+        """
+
+        def op(kind: str, a: ir.Value, b: ir.Value | int) -> ir.Value:
+            return self._op(kind, a, self._constant(b) if isinstance(b, int) else b)
+
+        since = op("Add", days, 719468)
+        period = op("Div", since, 146097)
+        of_period = op("Mod", since, 146097)
+        leap_days = op("Sub", op("Div", of_period, 1460), op("Div", of_period, 36524))
+        leap_days = op("Add", leap_days, op("Div", of_period, 146096))
+        year = op("Div", op("Sub", of_period, leap_days), 365)
+        before = op("Sub", op("Add", op("Mul", year, 365), op("Div", year, 4)), op("Div", year, 100))
+        of_year = op("Sub", of_period, before)
+        month = op("Div", op("Add", op("Mul", of_year, 5), 2), 153)
+        of_months = op("Div", op("Add", op("Mul", month, 153), 2), 5)
+        return {
+            "day": op("Add", op("Sub", of_year, of_months), 1),
+            "month": op("Add", op("Mod", op("Add", month, 2), 12), 1),
+            "year": op("Add", op("Add", op("Mul", period, 400), year), op("Div", month, 10)),
+            "days": days,
+        }
 
     def _bag(self, name: str, ids: Any) -> list[ir.Value]:
         """Values and offsets, and weights if the bag has them."""

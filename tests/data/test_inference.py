@@ -185,8 +185,8 @@ def test_date_times_become_hour_and_weekday(tmp_path):
         assert (len(hours), len(days)) == (24, 7), "one id for each hour of the day and each day of the week"
         (again,) = read_for_prediction(tmp_path / name, cache)
         assert again.categorical[:, :2].numpy().tolist() == ids[:, :2].tolist()
-    assert (ids[:, 2:4] == ids[:, :2]).all()
-    assert (ids[:, 4:] == ids[:, :2]).all()
+    assert (ids[:, 3:6] == ids[:, :3]).all()
+    assert (ids[:, 6:] == ids[:, :3]).all()
 
 
 def test_declared_and_inferred_together(tmp_path):

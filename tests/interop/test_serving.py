@@ -32,11 +32,11 @@ def encoder_of(columns, categorical=(), bags=(), format="parquet"):
     return Encoder(format, columns, numbers, tuple(categorical), tuple(bags))
 
 
-def model_of(encoder):
+def model_of(encoder, **options):
     torch.manual_seed(0)
     schema = encoder.schema
     sizes = {"bag_cardinalities": schema.bag_cardinalities, "num_outputs": schema.num_outputs}
-    options = {"cross_layers": 1, "deep_layers": (4,), "batch_norm": False} | sizes
+    options = {"cross_layers": 1, "deep_layers": (4,), "batch_norm": False} | sizes | options
     return DCN(schema.cardinalities, len(schema.dense_names), 64, **options).eval()
 
 
@@ -127,6 +127,21 @@ def test_numbers_alone_and_bags_alone(tmp_path):
         np.testing.assert_allclose(
             found, expected(model, encoder, {"tags": pa.array(lists, pa.list_(pa.string()))}), rtol=0, atol=1e-6
         )
+
+
+def test_the_calendar_of_eight_centuries(tmp_path):
+    """Leap years and those that are none, in seconds of Unix time, before 1970 and after."""
+    days = np.arange(-136_000, 158_000)
+    table = pa.table({"at": pa.array(days * 86400 + 4321, pa.timestamp("s")), "label": days % 2})
+    encoder = prepare([table], tmp_path / "c", min_frequency=1).encoder
+    assert encoder.schema.dense_names == ("at.day", "at.year", "at.days")
+    assert encoder.schema.categorical_names == ("at.weekday", "at.month")
+    model = model_of(encoder, embedding_std=3.0)
+    session = onnxruntime.InferenceSession(export_run(model, encoder, tmp_path / "dates.onnx").path)
+    raw = np.append(days * 86400.0 + 4321, np.nan)
+    (found,) = session.run(None, {"at": raw})
+    times = pa.array(raw, pa.float64(), from_pandas=True).cast(pa.int64()).cast(pa.timestamp("s"))
+    np.testing.assert_allclose(found, expected(model, encoder, {"at": times}), rtol=0, atol=1e-6)
 
 
 def test_what_cannot_be_said_in_onnx(monkeypatch):
