@@ -133,6 +133,18 @@ class Cache:
         label = self.manifest["label"]
         return label.get("mean", 0.0), label.get("deviation", 1.0)
 
+    def worst_loss(self, batch_size: int) -> float:
+        """At most, the mean loss of a training batch where all rows are predicted alike, in units of an ordinary one's:
+        1, but where a label or a weight is extreme."""
+        regression = self.schema.task == "regression"
+        if not regression and "weight" not in self.manifest:
+            return 1.0
+        arrays, (mean, deviation) = self._arrays("train"), self.label_scale
+        losses: Array = ((arrays["label"] - mean) / deviation) ** 2 if regression else np.ones(self.sizes["train"])
+        if "weight" in arrays:
+            losses = losses * (arrays["weight"] / self.mean_weight)
+        return max(1.0, min(float(losses.max()), float(losses.sum()) / batch_size))
+
     def num_batches(self, part: str, batch_size: int, *, drop_last: bool = False) -> int:
         """Batches in one epoch of a part."""
         return self._size(part) // batch_size if drop_last else -(-self._size(part) // batch_size)

@@ -49,7 +49,8 @@ class TrainingConfig:
             or the RMSE of a regression.
         positive_weight: factor of the loss of positive rows, for a binary label.
         clip_norm: largest norm of all gradients together; 0 for no clipping.
-        max_loss: training stops with an error at a training loss above this.
+        max_loss: training stops with an error at a training loss above this, or above so many times the largest loss
+            that the labels and weights of a batch alone can make.
         bf16: autocast to bfloat16; None: only on GPUs with bfloat16 units.
         graph: "auto" captures the steps on a GPU in a CUDA graph, if possible; "off" does not.
         checkpoint_seconds: time between checkpoints for resuming.

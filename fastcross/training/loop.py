@@ -92,7 +92,6 @@ class Trainer:
         self.read_ahead, self.curves, self.signals = read_ahead, curves, signals
         self.device = next(model.parameters()).device
         self.optimizer = optimizer or make_optimizer(model, config)
-        self.divergence = DivergenceCheck(model, config.max_loss, self.device)
         # A short last batch would skew batch normalisation (one row breaks it): dropped unless it is the only one.
         self.drop_last = cache.sizes["train"] >= config.batch_size
         self.rows_per_step = min(config.batch_size, cache.sizes["train"])
@@ -101,6 +100,9 @@ class Trainer:
         if self.rows_per_step < 2 and any(isinstance(module, nn.BatchNorm1d) for module in model.modules()):
             raise ValueError(f"batch normalisation needs 2 rows in a batch; got {self.rows_per_step}")
         check_labels(cache, show)
+        # A label far from all others, or a weight, makes a batch's loss large, and the model has not diverged.
+        worst = cache.worst_loss(self.rows_per_step) * max(1.0, config.positive_weight)
+        self.divergence = DivergenceCheck(model, config.max_loss * worst, self.device)
         self.monitor = choose_monitor(cache, config)
         self.one_step = Step(model, self.optimizer, cache, config, self.rows_per_step, processes)
         self.captured: CapturedStep | None = None  # chosen when the training begins
