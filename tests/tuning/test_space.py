@@ -6,7 +6,7 @@ import pytest
 
 from fastcross.models import MODELS
 from fastcross.training.experiment import Experiment
-from fastcross.tuning.space import PAPER, check_space, chosen, grid, parse_space, read_spaces, without
+from fastcross.tuning.space import BY_PRESET, PAPER, check_space, chosen, grid, parse_space, read_spaces, without
 
 
 def test_the_papers_space():
@@ -18,6 +18,18 @@ def test_the_papers_space():
     assert len(grid(parse_space("dnn", PAPER["dnn"]))) == 4 * 6 * 10
     for model in MODELS:
         check_space(Experiment(model=model), parse_space(model, PAPER[model]))
+
+
+def test_without_a_preset_dropout_and_batch_size_are_searched():
+    for model in MODELS:
+        check_space(Experiment(model=model), parse_space(model, BY_PRESET["data"][model]))
+        assert "batch_size" in BY_PRESET["data"][model]
+    names = {model for model in MODELS if "dropout" in BY_PRESET["data"][model]}
+    assert names == {"dcn", "dnn", "wide_deep"}
+    points = parse_space("dcn", BY_PRESET["data"]["dcn"])
+    dropout, batch = (next(p for p in points if p.name == name) for name in ("dropout", "batch_size"))
+    assert (dropout.low, dropout.high) == (0.0, 0.5)
+    assert batch.choices == (32, 64, 128, 256, 512), "all that the defaults may be"
 
 
 def test_parameters_become_an_experiment():
