@@ -255,7 +255,7 @@ LOOKS_LIKE = (
     (r"Gate\w*(Cross|Corss)", "gated; no class of a package that fastcross knows"),
     (r"Cross\w*Mix|Mixture\w*Cross", "mixture of low-rank experts; no class of a package that fastcross knows"),
     (r"LowRankCross|\.CrossV2$", "low-rank matrices; no class of a package that fastcross knows"),
-    (r"CrossNetV2$|\.DCNV2$|FeatureCross$", "matrices; no class of a package that fastcross knows"),
+    (r"CrossNetV2$|\.dcnv2\.DCNV2$|FeatureCross$", "matrices; no class of a package that fastcross knows"),
     (r"Cross(Net|Network|Layer)?$", "no class of a package that fastcross knows"),
 )
 

@@ -187,6 +187,7 @@ def test_anywhere_in_a_model_and_what_is_left():
             "low": looks_like("mine", "CrossV2"),
             "matrix": looks_like("mine", "FeatureCross"),
             "mine": looks_like("mine", "CrossLayer"),
+            "whole": looks_like("tzrec.models.dcn_v2", "DCNV2"),  # a model, no layer
         }
     )
     report = fastcross.swap(model)
