@@ -131,6 +131,24 @@ class Operator:
     def has_matrices(self) -> bool:
         return self.name in UNITS_OF
 
+    @property
+    def has_layers(self) -> bool:
+        return "L" in self.operands
+
+    @property
+    def rows(self) -> int:
+        """How many operands have a row for each example. They come first."""
+        return self.operands.count(":B")
+
+    @property
+    def names(self) -> list[str]:
+        """Of the operands; a bias is b."""
+        return [operand.partition(":")[0] for operand in self.operands.split()]
+
+    def shapes(self, **sizes: int) -> list[tuple[int, ...]]:
+        """Of the operands, by the letters' sizes."""
+        return [tuple(sizes[letter] for letter in operand.partition(":")[2]) for operand in self.operands.split()]
+
     def draw(
         self, rows: int, d: int, layers: int, dtype: torch.dtype, device: torch.device, outputs: int = 2
     ) -> list[Tensor]:
@@ -138,11 +156,10 @@ class Operator:
         generator = torch.Generator().manual_seed(rows + d + layers)
         d = max(6, d + d % 2) if self.name == "cross_fcn" else d  # a LayerNorm of few numbers has gradients of noise
         sizes = {"B": rows, "d": d, "h": d // 2, "L": layers, "C": outputs, "r": min(64, max(3, d // 4)), "K": 4}
-        found = []
-        for operand in self.operands.split():
-            name, _, letters = operand.partition(":")
-            shape = [sizes[letter] for letter in letters]
-            scale = 1.0 if "B" in letters else 0.3 if name in ("b", "norm") else (shape[-1] * layers) ** -0.5
+        found: list[Tensor] = []
+        for name, shape in zip(self.names, self.shapes(**sizes), strict=True):
+            is_rows = len(found) < self.rows
+            scale = 1.0 if is_rows else 0.3 if name in ("b", "norm") else (shape[-1] * layers) ** -0.5
             found.append((torch.randn(shape, generator=generator) * scale).to(device, dtype))
         return found
 
@@ -157,6 +174,7 @@ OPERATORS = (
     Operator("cross_gated", "x0:Bd w:Ldd gate:Ldd b:Ld"),
     Operator("cross_fcn", "x0:Bd w:Lhd b:Ld norm:Lh norm:Lh"),
 )
+BY_NAME = {operator.name: operator for operator in OPERATORS}
 RANK_ONE = tuple(operator.name for operator in OPERATORS if not operator.has_matrices)  # the paper's
 
 

@@ -4,10 +4,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from operator_cases import operands_of
 
 import fastcross
 from fastcross import ops, reference
-from fastcross.accuracy import OPERATORS, RANK_ONE, assert_as_good_as_eager, evaluate
+from fastcross.accuracy import BY_NAME, OPERATORS, RANK_ONE, assert_as_good_as_eager, evaluate
 
 SHAPES = {
     "one row": (1, 16),
@@ -25,24 +26,10 @@ def test_every_operator_is_held_to_the_rule():
     assert {operator.name for operator in OPERATORS} == {*ops.__all__} - {"embedding_stack"}
 
 
-def operands(operator, rows, d, layers, outputs, bias, dtype, seed=0):
-    """x0 [, x], weight, bias [, head]: rows of unit variance, weights as CrossNetwork initialises them."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape, scale=1.0):
-        return (torch.randn(*shape, generator=generator, dtype=torch.float64) * scale).to(dtype)
-
-    weight, b = normal(layers, d, scale=(d * layers) ** -0.5), normal(layers, d, scale=0.3) if bias else None
-    if operator == "cross_layer":
-        return normal(rows, d), normal(rows, d), weight[0].clone(), None if b is None else b[0].clone()
-    if operator == "cross_network":
-        return normal(rows, d), weight, b
-    return normal(rows, d), weight, b, normal(outputs, d, scale=d**-0.5)
-
-
-def random_gradient(operator, tensors, seed=1):
-    shape = (*tensors[0].shape[:-1], tensors[-1].shape[0]) if operator == "cross_logits" else tensors[0].shape
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+def random_gradient(y):
+    """Drawn in float64, whatever the dtype."""
+    dy = torch.randn(y.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return dy.to(y.dtype)
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
@@ -50,25 +37,25 @@ def random_gradient(operator, tensors, seed=1):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize(
     ("operator", "layers"),
-    [("cross_layer", 1), *((name, layers) for name in RANK_ONE[1:] for layers in (1, 3, 6, 16))],
+    [(name, layers) for name in RANK_ONE for layers in ((1, 3, 6, 16) if BY_NAME[name].has_layers else (1,))],
 )
 @pytest.mark.parametrize("backend", ["torch", "cpu"])
 def test_output_and_gradients(backend, operator, layers, dtype, shape, bias):
-    tensors = operands(operator, *shape, layers, 3, bias, dtype)
-    assert_as_good_as_eager(operator, tensors, backend, random_gradient(operator, tensors))
+    tensors = operands_of(operator, *shape, layers, 3, bias=bias, dtype=dtype)
+    assert_as_good_as_eager(operator, tensors, backend, random_gradient)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("operator", RANK_ONE)
 @pytest.mark.parametrize("shape", [SHAPES["odd"], SHAPES["paper"]], ids=["odd", "paper"])
 def test_half_precision(operator, dtype, shape):
-    tensors = operands(operator, *shape, 6, 3, True, dtype)
-    assert_as_good_as_eager(operator, tensors, "auto", random_gradient(operator, tensors))
+    tensors = operands_of(operator, *shape, 6, dtype=dtype)
+    assert_as_good_as_eager(operator, tensors, "auto", random_gradient)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_rows_with_float32_parameters(dtype):
-    x0, w, b = operands("cross_network", 50, 70, 4, 0, True, torch.float32)
+    x0, w, b = operands_of("cross_network", 50, 70, 4, dtype=torch.float32)
     half = x0.to(dtype).requires_grad_()
     w.requires_grad_()
     y = fastcross.cross_network(half, w, b)
@@ -82,7 +69,7 @@ def test_half_rows_with_float32_parameters(dtype):
 
 @pytest.mark.parametrize("mixed", [(torch.float32, torch.float64), (torch.float64, torch.float32)])
 def test_mixed_full_precision(mixed):
-    x0, w, b = operands("cross_network", 20, 30, 3, 0, True, torch.float64)
+    x0, w, b = operands_of("cross_network", 20, 30, 3)
     x0, w = x0.to(mixed[0]), w.to(mixed[1])
     y = fastcross.cross_network(x0, w, b, backend="cpu")
     assert y.dtype == mixed[0]
@@ -93,8 +80,8 @@ def test_mixed_full_precision(mixed):
 @pytest.mark.parametrize("operator", RANK_ONE)
 @pytest.mark.parametrize("layout", ["padded", "every other row", "transposed", "expanded", "leading dimensions"])
 def test_layouts(operator, backend, layout):
-    tensors = list(operands(operator, 24, 33, 3, 2, True, torch.float32))
-    for i in range(2 if operator == "cross_layer" else 1):
+    tensors = operands_of(operator, 24, 33, dtype=torch.float32)
+    for i in range(BY_NAME[operator].rows):
         x = tensors[i]
         tensors[i] = {
             "padded": lambda x: torch.full((24, 48), torch.nan)[:, :33].copy_(x),
@@ -103,12 +90,12 @@ def test_layouts(operator, backend, layout):
             "expanded": lambda x: x[:1].expand(24, 33),
             "leading dimensions": lambda x: x.reshape(2, 3, 4, 33),
         }[layout](x)
-    assert_as_good_as_eager(operator, tensors, backend, random_gradient(operator, tensors))
+    assert_as_good_as_eager(operator, tensors, backend, random_gradient)
 
 
 def test_padding_between_rows_is_kept_and_not_written():
     buffer = torch.full((8, 48), 7.0)
-    x0, (_, w, b) = buffer[:, :33].normal_(), operands("cross_network", 8, 33, 2, 0, True, torch.float32)
+    x0, (_, w, b) = buffer[:, :33].normal_(), operands_of("cross_network", 8, 33, 2, dtype=torch.float32)
     y = fastcross.cross_network(x0, w, b, backend="cpu")
     assert y.stride() == (48, 1)
     assert (buffer[:, 33:] == 7).all()
@@ -125,7 +112,7 @@ def test_padding_between_rows_is_kept_and_not_written():
     seed=st.integers(0, 2**16),
 )
 def test_any_shape(operator, rows, d, layers, outputs, bias, seed):
-    tensors = operands(operator, rows, d, layers, outputs, bias, torch.float64, seed)
+    tensors = operands_of(operator, rows, d, layers, outputs, bias=bias, seed=seed)
     exact = evaluate(getattr(reference, operator), tensors)
     for backend in ("torch", "cpu"):
         for ours, expected in zip(evaluate(getattr(fastcross, operator), tensors, backend=backend), exact, strict=True):
@@ -134,7 +121,7 @@ def test_any_shape(operator, rows, d, layers, outputs, bias, seed):
 
 @pytest.mark.parametrize("operator", RANK_ONE)
 def test_gradients_asked_for_are_the_only_ones_computed(operator):
-    tensors = operands(operator, 40, 33, 3, 2, True, torch.float64)
+    tensors = operands_of(operator, 40, 33)
     everything = evaluate(getattr(reference, operator), tensors)[1:]
     for wanted in range(1, 2 ** len(tensors)):
         leaves = [t.detach().requires_grad_(bool(wanted >> i & 1)) for i, t in enumerate(tensors)]
@@ -149,7 +136,7 @@ def test_gradients_asked_for_are_the_only_ones_computed(operator):
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 def test_non_finite_rows_stay_their_own(backend, value):
     """A bad row spoils itself and what sums over it, as with PyTorch's own operators; no other row."""
-    x0, w, b = operands("cross_network", 10, 20, 3, 0, True, torch.float32)
+    x0, w, b = operands_of("cross_network", 10, 20, 3, dtype=torch.float32)
     x0[6, 3] = value
     y, dx0, dw, db = evaluate(fastcross.cross_network, (x0, w, b), backend=backend)
     expected = evaluate(reference.cross_network, (x0, w, b))
@@ -163,7 +150,7 @@ def test_non_finite_rows_stay_their_own(backend, value):
 
 def test_long_sums_over_rows_keep_their_precision():
     """100,000 rows: the gradients of the parameters are as good as those of the eager loop."""
-    tensors = operands("cross_network", 100_000, 8, 2, 0, True, torch.float32)
+    tensors = operands_of("cross_network", 100_000, 8, 2, dtype=torch.float32)
     assert_as_good_as_eager("cross_network", tensors, "cpu", torch.rand(100_000, 8))
 
 
@@ -171,8 +158,8 @@ def test_long_sums_over_rows_keep_their_precision():
 @pytest.mark.parametrize("shape", ["one row", "odd", "wide", "no rows"])
 def test_a_single_layer_of_few_elements(shape, dtype):
     """Where ``auto`` leaves the kernels for three of PyTorch's operators."""
-    tensors = operands("cross_network", *SHAPES[shape], 1, 1, True, dtype)
-    assert_as_good_as_eager("cross_network", tensors, "auto", random_gradient("cross_network", tensors))
+    tensors = operands_of("cross_network", *SHAPES[shape], 1, dtype=dtype)
+    assert_as_good_as_eager("cross_network", tensors, "auto", random_gradient)
 
 
 def test_a_single_layer_of_few_elements_is_checked_too():
