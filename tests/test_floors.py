@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from operator_cases import operands_of
 from packaging.requirements import Requirement
 from packaging.version import Version
 
@@ -37,13 +38,8 @@ def test_the_oldest_versions_are_those_of_pyproject():
     assert {one.name: Version(str(one.specifier).removeprefix("==")) for one in pinned} == floors
 
 
-def operands(operator, dtype=torch.float32, rows=33, d=20, layers=3):
-    generator = torch.Generator().manual_seed(0)
-    shapes = {"cross_layer": [(d,), (d,)]}.get(operator, [(layers, d), (layers, d)])
-    shapes = [(rows, d)] * (2 if operator == "cross_layer" else 1) + shapes
-    shapes += [(2, d)] if operator == "cross_logits" else []
-    made = [torch.randn(*shape, generator=generator, dtype=torch.float64) * 0.5 for shape in shapes]
-    return [t.to(dtype).requires_grad_() for t in made]
+def operands(operator, dtype=torch.float32):
+    return [t.requires_grad_() for t in operands_of(operator, 33, 20, dtype=dtype, scale=0.5)]
 
 
 def results(function, leaves):

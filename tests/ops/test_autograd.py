@@ -2,22 +2,17 @@
 
 import pytest
 import torch
+from operator_cases import operands_of
 
 import fastcross
 from fastcross import CrossNetwork, reference
-from fastcross.accuracy import RANK_ONE
+from fastcross.accuracy import BY_NAME, RANK_ONE
 
 BACKENDS = ["torch", "cpu"]
 
 
-def make(operator, rows=4, d=5, layers=3, outputs=2, dtype=torch.float64, requires_grad=True):
-    torch.manual_seed(0)
-    shapes = {
-        "cross_layer": [(rows, d), (rows, d), (d,), (d,)],
-        "cross_network": [(rows, d), (layers, d), (layers, d)],
-        "cross_logits": [(rows, d), (layers, d), (layers, d), (outputs, d)],
-    }[operator]
-    return [(torch.randn(shape, dtype=dtype) * 0.4).requires_grad_(requires_grad) for shape in shapes]
+def make(operator, requires_grad=True, **options):
+    return [t.requires_grad_(requires_grad) for t in operands_of(operator, scale=0.4, **options)]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -42,7 +37,7 @@ def test_second_derivative_without_bias():
 @pytest.mark.parametrize("operator", RANK_ONE)
 def test_func_grad_and_per_example_gradients(operator):
     tensors = make(operator, requires_grad=False)
-    rows = 2 if operator == "cross_layer" else 1
+    rows = BY_NAME[operator].rows
 
     def loss(of, *tensors):
         return getattr(of, operator)(*tensors).square().sum()
@@ -61,7 +56,7 @@ def test_func_grad_and_per_example_gradients(operator):
 @pytest.mark.parametrize("over", ["rows", "parameters", "everything"])
 def test_vmap(operator, over):
     tensors = make(operator, requires_grad=False)
-    rows = 2 if operator == "cross_layer" else 1
+    rows = BY_NAME[operator].rows
     batched = [over == "everything" or (i < rows) == (over == "rows") for i in range(len(tensors))]
     tensors = [torch.stack((t, 2 * t, -t)) if b else t for t, b in zip(tensors, batched, strict=True)]
     in_dims = tuple(0 if b else None for b in batched)
@@ -79,19 +74,13 @@ def test_vmap_then_backward():
 @pytest.mark.parametrize("operator", RANK_ONE)
 def test_opcheck(operator):
     tensors = make(operator, rows=6, d=8, requires_grad=False)
-    ops = torch.ops.fastcross
-    if operator == "cross_layer":
-        dy = torch.randn_like(tensors[0])
-        torch.library.opcheck(ops.cross_layer_fwd, tensors)
-        for needs in ([True] * 4, [False, True, False, True]):
-            torch.library.opcheck(ops.cross_layer_bwd, (dy, *tensors, needs))
-        return
-    forward, backward = getattr(ops, f"{operator}_fwd"), getattr(ops, f"{operator}_bwd")
-    for keep_p in (True, False):
-        torch.library.opcheck(forward, (*tensors, keep_p))
-    y, p = forward(*tensors, True)
-    for needs in ([True] * len(tensors), [i == 0 for i in range(len(tensors))]):
-        torch.library.opcheck(backward, (torch.randn_like(y), *tensors, p, needs))
+    forward, backward = (getattr(torch.ops.fastcross, f"{operator}_{suffix}") for suffix in ("fwd", "bwd"))
+    has_layers = BY_NAME[operator].has_layers  # and if wanted keeps a number per row for each
+    for keep_p in [(True,), (False,)] if has_layers else [()]:
+        torch.library.opcheck(forward, (*tensors, *keep_p))
+    y, *p = forward(*tensors, True) if has_layers else [forward(*tensors)]
+    for needs in ([True] * len(tensors), *([i % 2 == odd for i in range(len(tensors))] for odd in (0, 1))):
+        torch.library.opcheck(backward, (torch.randn_like(y), *tensors, *p, needs))
 
 
 @pytest.mark.parametrize("operator", RANK_ONE)

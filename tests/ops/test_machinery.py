@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from operator_cases import operands_of
 from torch.autograd import forward_ad
 
 import fastcross
 from fastcross import reference
-from fastcross.accuracy import evaluate
+from fastcross.accuracy import RANK_ONE, evaluate
 
 
 @pytest.fixture
@@ -16,15 +17,9 @@ def operands():
 
 
 @pytest.mark.parametrize("size", [8, 4096])
-@pytest.mark.parametrize("operator", ["cross_layer", "cross_network", "cross_logits"])
-def test_a_default_device_does_not_move_the_scratch(operands, operator, size):
-    x0, w, b = torch.randn(size, 9), *operands[1:]
-    tensors = {
-        "cross_layer": (x0, x0.flip(0), w[0], b[0]),
-        "cross_network": (x0, w, b),
-        "cross_logits": (x0, w, b, w[:2] + 1),
-    }[operator]
-    function = getattr(fastcross, operator)
+@pytest.mark.parametrize("operator", RANK_ONE)
+def test_a_default_device_does_not_move_the_scratch(operator, size):
+    tensors, function = operands_of(operator, size, 9, dtype=torch.float32), getattr(fastcross, operator)
     expected = evaluate(function, tensors)
     with torch.device("meta"):
         assert torch.equal(function(*tensors), expected[0])

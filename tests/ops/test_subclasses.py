@@ -5,23 +5,18 @@ import warnings
 import pytest
 import torch
 import torch.distributed as dist
+from operator_cases import operands_of
 from torch.utils import _pytree as pytree
 
 import fastcross
 from fastcross import reference
+from fastcross.accuracy import BY_NAME, RANK_ONE
 
 BACKENDS = ("auto", "cpu", "triton", "torch", "reference")
-SHAPES = {
-    "cross_layer": [(6, 5), (6, 5), (5,), (5,)],
-    "cross_network": [(6, 5), (3, 5), (3, 5)],
-    "cross_logits": [(6, 5), (3, 5), (3, 5), (2, 5)],
-}
 
 
 def make(operator, dtype=torch.float32, device="cpu"):
-    torch.manual_seed(0)
-    tensors = [torch.randn(shape, dtype=torch.float64) * 0.4 for shape in SHAPES[operator]]
-    return [t.to(device, dtype).requires_grad_() for t in tensors]
+    return [t.to(device).requires_grad_() for t in operands_of(operator, 6, dtype=dtype, scale=0.4)]
 
 
 def gradients(function, tensors, **options):
@@ -30,7 +25,7 @@ def gradients(function, tensors, **options):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("operator", SHAPES)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_the_meta_device(operator, backend):
     for dtype in (torch.float32, torch.float64):
         tensors = make(operator, dtype, "meta")
@@ -49,7 +44,7 @@ def test_the_meta_device_has_the_dtypes_of_the_backend():
 
 
 @pytest.mark.parametrize("backend", ["auto", "cpu", "torch"])
-@pytest.mark.parametrize("operator", SHAPES)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_fake_tensors(operator, backend):
     from torch._subclasses import FakeTensorMode
 
@@ -72,12 +67,12 @@ def mesh(tmp_path):
 
 @pytest.mark.skipif(not dist.is_available(), reason="no torch.distributed")
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("operator", SHAPES)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_dtensor(operator, compiled, mesh):
     from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
     tensors, expected = make(operator), gradients(getattr(reference, operator), make(operator))
-    rows = 2 if operator == "cross_layer" else 1
+    rows = BY_NAME[operator].rows
     placed = [distribute_tensor(t, mesh, [Shard(0) if i < rows else Replicate()]) for i, t in enumerate(tensors)]
     placed = [t.detach().requires_grad_() for t in placed]
     function = getattr(fastcross, operator)
@@ -115,7 +110,7 @@ class Doubled(torch.Tensor):
 
 
 @pytest.mark.parametrize("place", [0, 1, -1])
-@pytest.mark.parametrize("operator", SHAPES)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_a_subclass_with_rules_of_its_own(operator, place):
     tensors = make(operator)
     other = torch.randn_like(tensors[place]) * 0.4
@@ -128,7 +123,7 @@ def test_a_subclass_with_rules_of_its_own(operator, place):
         torch.testing.assert_close(ours, expected)
 
 
-@pytest.mark.parametrize("operator", SHAPES)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_a_gradient_with_rules_of_its_own(operator):
     """The forward pass saw plain tensors; what comes back is a subclass."""
     for of in (reference, fastcross):
@@ -146,7 +141,7 @@ class Named(torch.Tensor):
     """A subclass that PyTorch's own operators pass on."""
 
 
-@pytest.mark.parametrize("operator", SHAPES)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_a_subclass_stays_itself(operator):
     tensors = [t.detach().as_subclass(Named) for t in make(operator)]
     y = getattr(fastcross, operator)(*tensors)
@@ -159,7 +154,7 @@ class Special(torch.nn.Parameter):
 
 
 @pytest.mark.parametrize("backend", ["auto", "cpu"])
-@pytest.mark.parametrize("operator", SHAPES)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_a_parameter_of_another_class(operator, backend):
     tensors = make(operator)
     ours = [tensors[0], *(Special(t.detach()) for t in tensors[1:])]
@@ -167,7 +162,7 @@ def test_a_parameter_of_another_class(operator, backend):
     torch.testing.assert_close(results, gradients(getattr(reference, operator), tensors))
 
 
-@pytest.mark.parametrize("operator", SHAPES)
+@pytest.mark.parametrize("operator", RANK_ONE)
 def test_sparse_operands_are_named(operator):
     tensors = [t.detach() for t in make(operator)]
     function = getattr(fastcross, operator)
@@ -176,6 +171,6 @@ def test_sparse_operands_are_named(operator):
         sparse = [t.to_sparse() for t in tensors]
     with pytest.raises(TypeError, match=r"x0 must be dense, torch\.strided; got torch\.sparse_coo"):
         function(sparse[0], *tensors[1:])
-    place = 2 if operator == "cross_layer" else 1
+    place = BY_NAME[operator].names.index("w")
     with pytest.raises(TypeError, match=r"weight must be dense, torch\.strided; got torch\.sparse_coo"):
         function(*tensors[:place], sparse[place], *tensors[place + 1 :])

@@ -10,20 +10,17 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, line
 
 import fastcross
 from fastcross import CrossNetwork, reference
-from fastcross.accuracy import RANK_ONE
+from fastcross.accuracy import BY_NAME, RANK_ONE
 
 BACKENDS = ("cpu", "auto")
-SHAPES = {  # rows first
-    "cross_layer": [(4, 5), (4, 5), (5,), (5,)],
-    "cross_network": [(4, 5), (3, 5), (3, 5)],
-    "cross_logits": [(4, 5), (3, 5), (3, 5), (2, 5)],
-}
 pytestmark = pytest.mark.parametrize("operator", RANK_ONE)
 
 
 def make(operator, batch=()):
     torch.manual_seed(0)
-    return [torch.randn(*batch, *shape, dtype=torch.float64) * 0.4 for shape in SHAPES[operator]]
+    return [
+        torch.randn(*batch, *shape, dtype=torch.float64) * 0.4 for shape in BY_NAME[operator].shapes(B=4, d=5, L=3, C=2)
+    ]
 
 
 def compare(operator, transform, *tensors, backend):
@@ -39,7 +36,7 @@ def leaves(tensors):
 
 def every_mapping(operator):
     """Which operands have a batch dimension, for every choice but none."""
-    count = len(SHAPES[operator])
+    count = len(BY_NAME[operator].names)
     return [tuple(bool(n >> i & 1) for i in range(count)) for n in range(1, 2**count)]
 
 
@@ -78,7 +75,7 @@ def test_vmap_in_vmap(operator, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("transform", [jacrev, jacfwd])
 def test_jacobians(operator, backend, transform):
-    for n in range(len(SHAPES[operator])):
+    for n in range(len(BY_NAME[operator].names)):
         compare(operator, lambda f, n=n: transform(f, n), *make(operator), backend=backend)
         compare(operator, lambda f, n=n: vmap(transform(f, n)), *make(operator, (2,)), backend=backend)
 
@@ -94,7 +91,7 @@ def test_hessians(operator, backend):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_grad_and_vmap_in_either_order(operator, backend):
-    everything = tuple(range(len(SHAPES[operator])))
+    everything = tuple(range(len(BY_NAME[operator].names)))
     tensors = make(operator, (2,))
     compare(operator, lambda f: vmap(grad(lambda *t: f(*t).square().sum(), everything)), *tensors, backend=backend)
     compare(operator, lambda f: grad(lambda *t: vmap(f)(*t).square().sum(), everything), *tensors, backend=backend)
