@@ -1,6 +1,7 @@
 """The operators with random shapes, dtypes, strides and backends, output and every gradient, against the reference."""
 
 import functools
+import math
 
 import multiplicative_cases
 import torch
@@ -9,7 +10,7 @@ from multiplicative_cases import CASES
 
 import fastcross
 from fastcross import reference
-from fastcross.accuracy import RANK_ONE
+from fastcross.accuracy import BY_NAME, RANK_ONE
 from fastcross.kernels import layers_of_products
 
 layers_of_products.CHUNK = 1  # the least: 256 rows for each thread
@@ -36,22 +37,19 @@ def case(number, folder):
 
 
 def draw_operands(rng, name, dtype):
-    """x0 [, x], weight, bias [, head], each with a layout, a dtype and a need of a gradient of its own."""
+    """Each with a layout, a dtype and a need of a gradient of its own."""
     lead, d = draw.leading(rng), draw.features(rng)
     if rng.random() < 0.01:
         lead, d = (rng.randint(500, 3000),), rng.choice((429, 1000, 1026))
-    layers = 1 if name == "cross_layer" else rng.choice((1, 1, 2, 3, rng.randint(1, 9), rng.randint(1, 33)))
-
-    def parameter(*shape, scale):
+    known, layers = BY_NAME[name], rng.choice((1, 1, 2, 3, rng.randint(1, 9), rng.randint(1, 33)))
+    shapes = known.shapes(B=0, d=d, L=layers, C=rng.choice((1, 2, rng.randint(1, 20))))
+    operands = [draw.Operand(rng, (*lead, d), dtype) for _ in range(known.rows)]
+    for operand, shape in list(zip(known.names, shapes, strict=True))[known.rows :]:
         kind = dtype if rng.random() < 0.8 else draw.dtype(rng)
-        return draw.Operand(rng, shape, kind, scale)
-
-    x = [draw.Operand(rng, (*lead, d), dtype) for _ in range(2 if name == "cross_layer" else 1)]
-    many = () if name == "cross_layer" else (layers,)
-    weight = parameter(*many, d, scale=(d * layers) ** -0.5)
-    bias = None if rng.random() < 0.3 else parameter(*many, d, scale=0.3)
-    head = [parameter(rng.choice((1, 2, rng.randint(1, 20))), d, scale=d**-0.5)] if name == "cross_logits" else []
-    return [*x, weight, bias, *head]
+        scale = 0.3 if operand == "b" else math.prod(shape) ** -0.5
+        missing = operand == "b" and rng.random() < 0.3
+        operands.append(None if missing else draw.Operand(rng, shape, kind, scale))
+    return operands
 
 
 def draw_products(rng, case, dtype):
@@ -170,7 +168,7 @@ def invalid(rng):
     name, operator = rng.choice(list(changes)), rng.choice(("cross_network", "cross_logits"))
     operands = changes[name]() if operator == "cross_logits" or name != "head" else changes["layers"]()
     backend = rng.choice(("auto", "cpu", "torch", "reference"))
-    operands = operands[: 4 if operator == "cross_logits" else 3]
+    operands = operands[: len(BY_NAME[operator].names)]
     refused(getattr(fastcross, operator), operands, backend, name)
     return f"invalid {operator}"
 

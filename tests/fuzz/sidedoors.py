@@ -6,21 +6,20 @@ from fuzz.doors import DOORS, compare
 
 import fastcross
 from fastcross import reference
+from fastcross.accuracy import BY_NAME, RANK_ONE
 
 
 def case(number, folder):
     rng = draw.start(number)
     name = "compiled" if rng.random() < 0.002 else rng.choice([each for each in DOORS if each != "compiled"])
-    operator = rng.choice(("cross_layer", "cross_network", "cross_logits"))
+    operator = rng.choice(RANK_ONE)
     backend = rng.choice(("auto", "cpu", "torch"))
-    rows, d, layers = rng.randint(1, 6), rng.randint(1, 9), rng.randint(1, 4)
-    x = [torch.randn(rows, d, dtype=torch.float64) for _ in range(2 if operator == "cross_layer" else 1)]
-    many = () if operator == "cross_layer" else (layers,)
-    parameters = [torch.randn(*many, d, dtype=torch.float64) * d**-0.5 for _ in range(2)]
+    known, d = BY_NAME[operator], rng.randint(1, 9)
+    shapes = known.shapes(B=rng.randint(1, 6), d=d, L=rng.randint(1, 4), C=rng.randint(1, 3))
+    scales = [1.0 if i < known.rows else d**-0.5 for i in range(len(shapes))]
+    operands = [torch.randn(s, dtype=torch.float64) * scale for s, scale in zip(shapes, scales, strict=True)]
     if rng.random() < 0.2:
-        parameters[1] = None
-    head = [torch.randn(rng.randint(1, 3), d, dtype=torch.float64)] if operator == "cross_logits" else []
-    operands = [*x, *parameters, *head]
+        operands[known.names.index("b")] = None
     given = [t for t in operands if t is not None]
     calls = [
         _of_given(getattr(fastcross, operator), operands, backend=backend),
