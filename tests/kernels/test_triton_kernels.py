@@ -6,10 +6,11 @@ otherwise, the tests need a GPU, which is looked for when one runs and not when 
 
 import pytest
 import torch
+from operator_cases import operands_of
 from triton_place import INTERPRETING, MARKS
 
 import fastcross
-from fastcross.accuracy import RANK_ONE, assert_as_good_as_eager, evaluate
+from fastcross.accuracy import BY_NAME, RANK_ONE, assert_as_good_as_eager, evaluate
 from fastcross.ops import backends
 
 pytestmark = MARKS
@@ -26,25 +27,11 @@ def few_programs(monkeypatch):
 
 
 def operands(operator, rows, d, layers, dtype, device, *, bias=True, stride=None, params=None, outputs=2):
-    """x0 [, x], weight, bias [, head]; rows of unit variance with ``stride`` elements from one to the next."""
-    generator = torch.Generator().manual_seed(rows + d + layers)
-
-    def normal(*shape, scale=1.0):
-        return torch.randn(*shape, generator=generator, dtype=DOUBLE) * scale
-
-    def x():
-        return normal(rows, stride or d).to(dtype).to(device)[:, :d]
-
-    def parameter(*shape, scale):
-        return normal(*shape, scale=scale).to(params or dtype).to(device)
-
-    weight = parameter(layers, d, scale=(d * layers) ** -0.5)
-    b = parameter(layers, d, scale=0.3) if bias else None
-    if operator == "cross_layer":
-        return x(), x(), weight[-1], None if b is None else b[-1]
-    if operator == "cross_network":
-        return x(), weight, b
-    return x(), weight, b, parameter(outputs, d, scale=d**-0.5)
+    """Rows with ``stride`` elements from one to the next, parameters in a dtype of their own if it is given."""
+    drawn = operands_of(operator, rows, d, layers, outputs, bias=bias, seed=rows + d + layers)
+    of_rows, between = BY_NAME[operator].rows, (0, (stride or d) - d)
+    x = [torch.nn.functional.pad(t, between, value=7.0).to(device, dtype)[:, :d] for t in drawn[:of_rows]]
+    return [*x, *(None if t is None else t.to(device, params or dtype) for t in drawn[of_rows:])]
 
 
 def gradient_of(y):
@@ -105,9 +92,9 @@ def test_same_bits_again(operator, device):
 @pytest.mark.parametrize("d", [20, 4200])
 def test_only_needed_gradients(operator, d, device):
     tensors = operands(operator, 5, d, 2, SINGLE, device)
-    dy = torch.ones(5, 2 if operator == "cross_logits" else d, device=device)
+    dy = torch.ones_like(getattr(fastcross, operator)(*tensors, backend="triton"))
     fwd, bwd = backends.launcher(f"{operator}_fwd"), backends.launcher(f"{operator}_bwd")
-    saved = tensors if operator == "cross_layer" else (*tensors, fwd(*tensors, True)[1])
+    saved = (*tensors, fwd(*tensors, True)[1]) if BY_NAME[operator].has_layers else tensors
     count = len(tensors)
     every = bwd(dy, *saved, [True] * count)
     for i in range(count):
