@@ -27,6 +27,7 @@ from torch import Tensor
 
 from fastcross import ops, reference
 from fastcross.accuracy import (
+    BY_NAME,
     OPERATORS,
     Compared,
     Operator,
@@ -280,7 +281,7 @@ def check_large(*, backend: str, device: torch.device) -> Iterator[Compared]:
     needed, free = 4 * 2 * rows * d, _free_bytes(device)
     if free < 1.5 * needed:
         raise NotHere(f"needs {1.5 * needed / 2**30:.0f} GiB; {free / 2**30:.0f} GiB are free")
-    network = next(operator for operator in OPERATORS if operator.name == "cross_network")
+    network = BY_NAME["cross_network"]
     few, *parameters = network.draw(4096, d, 6, torch.bfloat16, device)
     x0 = few.repeat(-(-rows // 4096), 1)[:rows]
     sample = torch.cat([torch.arange(64), torch.arange(64) + rows // 2, torch.arange(rows - 64, rows)]).to(device)
@@ -301,9 +302,9 @@ def _free_bytes(device: torch.device) -> float:
 def time_operator(operator: Operator, device: torch.device, quick: bool, report: Report) -> None:
     """At the paper's shape, or DCN-V2's; after its results have passed the rule there."""
     rows, d, layers = (512 if quick else 4096), *((429, 3) if operator.has_matrices else (1026, 6))
-    layers = 1 if operator.name == "cross_layer" else layers
+    layers = layers if operator.has_layers else 1
     tensors = operator.draw(rows, d, layers, torch.float32, device)
-    weights = sum(t.numel() for t in tensors[1:] if t.shape[0] != rows)
+    weights = sum(t.numel() for t in tensors[operator.rows :])
     timing = _time_beside_loop(
         f"{operator.name}, B = {rows}, d = {tensors[0].shape[1]}, L = {layers}",
         lambda backend: held_to_the_rule(operator, tensors, backend),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fastcross import ops
-from fastcross.accuracy import OPERATORS, gradient_of, held_to_the_rule
+from fastcross.accuracy import BY_NAME, gradient_of, held_to_the_rule
 from fastcross.kernels.gpu import launch, measured
 from fastcross.kernels.gpu.launch import Plan, Work
 from fastcross.kernels.gpu.measured import Entry, Key, Measured, Tile
@@ -52,7 +52,7 @@ def parse_shapes(given: Sequence[str]) -> list[Shape]:
         if min(rows, d, layers) < 1:
             raise ValueError(f"rows, columns and layers must be at least 1; got {text}")
         for name in TUNED:
-            shape = Shape(name, rows, d, 1 if name == "cross_layer" else layers)
+            shape = Shape(name, rows, d, layers if BY_NAME[name].has_layers else 1)
             found += [shape._replace(dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
     return list(dict.fromkeys(found))
 
@@ -79,7 +79,7 @@ class _Asked(Measured):
 
 def tune(shape: Shape, device: torch.device, timer: Timer, tell: Callable[[str], None]) -> Iterator[Entry]:
     """An entry for every plan that the operator asks for. Tiles that are wrong or cannot run are left out."""
-    operator = next(operator for operator in OPERATORS if operator.name == shape.operator)
+    operator = BY_NAME[shape.operator]
     tensors = operator.draw(*shape[1:5], device, shape.outputs)
     leaves = [t.detach().requires_grad_() for t in tensors]
 

@@ -32,7 +32,7 @@ DTYPES = {  # of rows and of parameters
     "fp32/16": (torch.float32, torch.bfloat16),
     "fp64": (torch.float64, torch.float64),
 }
-GRADIENTS = {"cross_layer": 4, "cross_network": 3, "cross_logits": 4}
+GRADIENTS = {operator.name: len(operator.operands) for operator in OPERATORS}
 FLOOR = {  # reads and writes of a (B, d) tensor that no implementation can do without
     f"{operator.name}_{suffix}": floor
     for operator in OPERATORS
