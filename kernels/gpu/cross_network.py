@@ -284,7 +284,8 @@ def network_bwd(
     align = word(x0, *([g] if v is None else []), *([dx0] if need_dx0 else []))
     work = Work(
         x0.element_size(), align, rows, held=2, moved=2 + (v is None),
-        sums=rows * need_sums + need_dy_sum, scalars=rows * need_dc,
+        # A head's α_l are there before the sums begin: they wait for no dot.
+        sums=rows * need_sums + need_dy_sum, scalars=rows * (need_dc + (need_sums and v is not None)),
     )  # fmt: skip
     plan = launch.backward(N, work, device, v is None)
     programs, whole = plan.programs(M, N, work, device), plan.whole_rows
@@ -304,12 +305,6 @@ def network_bwd(
             has_bias=b is not None, has_a=not whole and v is None, need_dc=need_dc,
         )  # fmt: skip
 
-    # Without a limit of its own NVIDIA's compiler spills some of 128 registers, for more warps at a time.
-    # As of a plan's programs per SM where the estimate is sure: few vectors, room to spare; else of one program.
-    most = launch.REGISTER_FILE // (plan.num_warps * plan.resident) // 8 * 8
-    most = most if plan.registers + 16 <= most and rows <= 16 else launch.REGISTER_FILE // plan.num_warps // 8 * 8
-    limit = {} if device.amd or v is None else {"maxnreg": min(248, most)}
-
     def pass_over_rows(need_dx0: bool, need_dw: bool, adds_dy: bool, groups: int) -> None:
         layers = -(-rows // groups) if need_dw or (need_dc and not takes_scalars) else 0
         _cross_network_bwd_kernel[(programs, plan.segments(N), groups)](
@@ -320,7 +315,7 @@ def network_bwd(
             NEED_DX0=need_dx0, NEED_DW=int(need_dw), NEED_DY_SUM=int(adds_dy),
             NEED_DC=int(need_dc and not takes_scalars),
             L=rows, LAYERS=layers, STORED=int(need_dy_sum), COLUMNS=kept.packed.shape[1],
-            **tile(plan, N), **limit,
+            **tile(plan, N),
         )  # fmt: skip
 
     if plan.groups == 1:

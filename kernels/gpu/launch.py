@@ -111,7 +111,7 @@ class Work(NamedTuple):
     held: int  # tensors of rows in registers at once
     moved: int  # reads and writes of rows
     sums: int = 0  # sums over rows, of d columns each, in registers
-    scalars: int = 0  # sums over rows of one scalar each, in registers
+    scalars: int = 0  # of a row, one for each layer and kind, in registers
     dots: int = 0  # per row and layer (forward passes: 1; backward passes take one for all layers)
     rest: bool = False  # rows end within a vector, whose elements move one by one; this module sets it
 
@@ -137,6 +137,7 @@ class Plan:
     instructions: float  # of a warp, per row
     bytes: float  # per row
     addresses: int = 0  # further registers on AMD, whose instructions have no large immediate offsets
+    maxnreg: int | None = None  # registers that NVIDIA's compiler may give a thread; None: its own choice
     whole_rows: bool = True  # otherwise a program processes a segment of each row
     groups: int = 1  # groups of layers, each with a separate pass over the rows for its sums
 
@@ -214,6 +215,7 @@ def candidates(kind: str, d: int, work: Work, hardware: Hardware, whole_rows: bo
             if plans := _ranked(d, works, hardware, warps):
                 return plans
     block, groups = min(d, SEGMENT_WITH_SUMS), 1
+    work = work._replace(scalars=0) if whole_rows else work  # computed before, with the dots
     while not (plans := _ranked(block, [_group(work, groups)], hardware, BACKWARD_WARPS)):
         groups += 1
     # The dots read both operands once more, and each of several groups reads the rows once more.
@@ -226,8 +228,9 @@ def _with_rest(d: int, work: Work) -> Work:
 
 
 def _group(work: Work, groups: int) -> Work:
-    """The sums of one group of layers."""
-    return work._replace(layers=-(-work.layers // groups), sums=-(-work.sums // groups), scalars=0)
+    """The sums of one group of layers. Several read the scalars, which are computed before."""
+    scalars = work.scalars if groups == 1 else 0
+    return work._replace(layers=-(-work.layers // groups), sums=-(-work.sums // groups), scalars=scalars)
 
 
 def scalars(hardware: Hardware) -> dict[str, int]:
@@ -288,6 +291,11 @@ def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, 
         addresses = max(addresses, work.size * work.layers * (columns + 6 * rows) - AMD_CAN_DO_WITHOUT)
     given = -(-min(registers, 255) // 8) * 8
     resident = max(1, min(REGISTER_FILE // (given * num_warps), MOST_WARPS // num_warps))
+    # NVIDIA's compiler spills some for more programs at a time than are launched, unless it is told how many registers
+    # these leave. Not where the model may err by what is over, a register for each layer, nor where two programs leave
+    # threads all that they can have: it may find room for a third.
+    left = REGISTER_FILE // (resident * num_warps) // 8 * 8
+    told = work.sums and not hardware.amd and registers + work.layers <= left <= MOST_REGISTERS
 
     dot = rows * 10 + (16 if sharing > 1 else 0)  # instructions besides its products
     scalars = 8 if work.sums else 4  # a pass with sums computes those of its rows
@@ -299,4 +307,4 @@ def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, 
     moved = work.moved * d * work.itemsize
     busy = resident * num_warps * d / (chunks * BLOCK_N)
     layout = BLOCK_M, BLOCK_N, chunks, ROWS, work.align, num_warps
-    return Plan(*layout, registers, resident, busy, instructions, moved, addresses)
+    return Plan(*layout, registers, resident, busy, instructions, moved, addresses, left if told else None)

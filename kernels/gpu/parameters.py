@@ -86,7 +86,7 @@ def pack(w: Tensor, b: Tensor | None, v: Tensor | None, x0: Tensor, M: int) -> t
         w, b, v, kept.packed, kept.c, kept.beta,
         N, L, rows, kept.packed.shape[1],
         w.stride(0), 0 if b is None else b.stride(0), 0 if v is None else v.stride(0),
-        HAS_BIAS=b is not None, HAS_HEAD=v is not None, BLOCK_N=1024, num_warps=4,
+        HAS_BIAS=b is not None, HAS_HEAD=v is not None, BLOCK_N=4096 // dtype.itemsize, num_warps=4,
     )  # fmt: skip
     return buffer, kept
 

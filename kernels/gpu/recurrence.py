@@ -295,9 +295,10 @@ def word(*rows: Tensor) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def tile(plan: Plan, N: int) -> dict[str, int]:
-    """The constexprs for the layout of rows of N elements in memory and in a program."""
+    """The constexprs for the layout of rows of N elements in memory and in a program, and the compiler's options."""
     whole = plan.segments(N) == 1
-    return {
+    limit = {} if plan.maxnreg is None else {"maxnreg": plan.maxnreg}
+    return limit | {
         "ALIGN": plan.ALIGN,
         "REST": 0 if N % plan.ALIGN == 0 else 1 if whole else plan.CHUNKS,
         "RAGGED": 0 if plan.columns * plan.segments(N) <= -(-N // 16) * 16 else 1 if whole else plan.CHUNKS,

@@ -54,7 +54,7 @@ def test_bags_that_once_spilled():
 
 
 def test_cases_that_once_spilled():
-    """One of each class that other seeds have found; all but the last on AMD."""
+    """One of each class that other seeds have found."""
     some = {"outputs": 1, "bias": True, "needs": (True, True, True)}
     cases = [
         Case("gfx1100", "cross_network_bwd", 3013, 4, "mixed", "packed", **some),  # segments, with a dot before
@@ -62,6 +62,9 @@ def test_cases_that_once_spilled():
         Case("gfx1100", "cross_network_bwd", 160, 25, "fp32", "aligned", **some),  # segments, many layers
         Case("gfx1100", "cross_logits_bwd", 6952, 5, "mixed", "packed", outputs=7, bias=False),  # many outputs
         Case("sm_90", "cross_network_bwd", 7058, 1, "fp64", "odd", **some),  # a reduction in float64
+        Case("sm_80", "cross_network_fwd", 32, 14, "fp64", "aligned", **some),  # parameters packed in float64
+        Case("sm_90", "cross_network_bwd", 1247, 3, "mixed", "aligned", **some),  # the compiler wants more programs
+        Case("sm_90", "cross_logits_bwd", 25, 31, "fp16", "packed", outputs=7, bias=False),  # a deep head's scalars
     ]
     assert not list(drawn.spills(cases))
 
