@@ -95,5 +95,8 @@ def test_every_shape_has_a_plan_within_the_registers(itemsize, layers):
                 plan = launch.backward(d, work, launch.Hardware(132, 32), whole_rows)
                 assert plan.registers <= launch.MOST_REGISTERS
                 assert plan.groups == 1 or not plan.whole_rows
+                assert (plan.maxnreg or 0) * plan.num_warps * plan.resident <= launch.REGISTER_FILE
+            # AMD's compiler takes no such option.
+            assert launch.backward(d, work, launch.Hardware(132, 32, amd=True)).maxnreg is None
             one = launch.forward(d, work._replace(held=1, sums=0, scalars=0, dots=1), launch.Hardware(132, 32))
             assert one.registers <= launch.MOST_REGISTERS
