@@ -291,11 +291,11 @@ def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, 
         addresses = max(addresses, work.size * work.layers * (columns + 6 * rows) - AMD_CAN_DO_WITHOUT)
     given = -(-min(registers, 255) // 8) * 8
     resident = max(1, min(REGISTER_FILE // (given * num_warps), MOST_WARPS // num_warps))
-    # NVIDIA's compiler spills some for more programs at a time than are launched, unless it is told how many registers
-    # these leave. Not where the model may err by what is over, a register for each layer, nor where two programs leave
-    # threads all that they can have: it may find room for a third.
+    # NVIDIA's compiler spills some for more programs at a time than these, unless it is told how many registers these
+    # leave. Not where the model may err by what is over (8, or one for each layer), nor where two programs leave all
+    # that a thread can have: it may find room for a third.
     left = REGISTER_FILE // (resident * num_warps) // 8 * 8
-    told = work.sums and not hardware.amd and registers + work.layers <= left <= MOST_REGISTERS
+    told = not hardware.amd and registers + max(8, work.layers) <= left <= MOST_REGISTERS
 
     dot = rows * 10 + (16 if sharing > 1 else 0)  # instructions besides its products
     scalars = 8 if work.sums else 4  # a pass with sums computes those of its rows
