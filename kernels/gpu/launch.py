@@ -37,6 +37,7 @@ MOST_REGISTERS_OF_16_WARPS = 100  # of 128
 MOST_REGISTERS_OF_16_WARPS_WITH_SUMS = 148  # which leave the compiler less to load ahead; each layer counts once more
 BLACKWELL_NEEDS = 6  # more, or the compiler spills
 AMD_CAN_DO_WITHOUT = 80  # registers
+DEEP = 16  # layers; NVIDIA's compiler chooses the registers of passes with more
 MOST_WARPS = 48  # resident on an SM, on the smaller chips
 WORD = 16  # bytes
 
@@ -291,11 +292,14 @@ def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, 
         addresses = max(addresses, work.size * work.layers * (columns + 6 * rows) - AMD_CAN_DO_WITHOUT)
     given = -(-min(registers, 255) // 8) * 8
     resident = max(1, min(REGISTER_FILE // (given * num_warps), MOST_WARPS // num_warps))
-    # NVIDIA's compiler spills some for more programs at a time than these, unless it is told how many registers these
-    # leave. Not where the model may err by what is over (8, or one for each layer), nor where two programs leave all
-    # that a thread can have: it may find room for a third.
-    left = REGISTER_FILE // (resident * num_warps) // 8 * 8
-    told = not hardware.amd and registers + max(8, work.layers) <= left <= MOST_REGISTERS
+    # NVIDIA's compiler spills some registers for more programs at a time, unless it is told how many it has: those that
+    # are predicted, and some to spare, because the model errs. With sums no more programs are launched than these, and
+    # they must fit with the spare ones, or it is not told. Nor where two programs leave all that a thread can have (it
+    # may find room for a third), nor for deep networks, of whose layers it loads more ahead than the model can tell.
+    spare = max(8, work.layers) if work.sums else 16
+    left = REGISTER_FILE // (max(1, REGISTER_FILE // ((registers + spare) * num_warps)) * num_warps) // 8 * 8
+    told = left <= min(MOST_REGISTERS, REGISTER_FILE // (resident * num_warps)) and work.layers <= DEEP
+    maxnreg = min(left, 248) if not hardware.amd and (told or not work.sums) else None
 
     dot = rows * 10 + (16 if sharing > 1 else 0)  # instructions besides its products
     scalars = 8 if work.sums else 4  # a pass with sums computes those of its rows
@@ -307,4 +311,4 @@ def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, 
     moved = work.moved * d * work.itemsize
     busy = resident * num_warps * d / (chunks * BLOCK_N)
     layout = BLOCK_M, BLOCK_N, chunks, ROWS, work.align, num_warps
-    return Plan(*layout, registers, resident, busy, instructions, moved, addresses, left if told else None)
+    return Plan(*layout, registers, resident, busy, instructions, moved, addresses, maxnreg)
