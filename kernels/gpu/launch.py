@@ -37,6 +37,7 @@ MOST_REGISTERS_OF_16_WARPS = 100  # of 128
 MOST_REGISTERS_OF_16_WARPS_WITH_SUMS = 148  # which leave the compiler less to load ahead; each layer counts once more
 BLACKWELL_NEEDS = 6  # more, or the compiler spills
 AMD_CAN_DO_WITHOUT = 80  # registers
+MODEL_ERRS = 32  # registers, at most
 DEEP = 16  # layers; NVIDIA's compiler chooses the registers of passes with more
 MOST_WARPS = 48  # resident on an SM, on the smaller chips
 WORD = 16  # bytes
@@ -221,7 +222,9 @@ def candidates(kind: str, d: int, work: Work, hardware: Hardware, whole_rows: bo
         groups += 1
     # The dots read both operands once more, and each of several groups reads the rows once more.
     moved = (work.moved + 2 * whole_rows + (groups if groups > 1 else 0)) * d * work.itemsize
-    return [replace(plan, whole_rows=False, groups=groups, bytes=moved) for plan in plans]
+    plans = [replace(plan, whole_rows=False, groups=groups, bytes=moved) for plan in plans]
+    # With groups, dx0 has a pass of its own, of whose registers the plan says nothing.
+    return plans if groups == 1 else [replace(plan, maxnreg=None) for plan in plans]
 
 
 def _with_rest(d: int, work: Work) -> Work:
@@ -296,8 +299,8 @@ def predict(d: int, work: Work, hardware: Hardware, BLOCK_M: int, BLOCK_N: int, 
     # are predicted, and some to spare, because the model errs. With sums no more programs are launched than these, and
     # they must fit with the spare ones, or it is not told. Nor where two programs leave all that a thread can have (it
     # may find room for a third), nor for deep networks, of whose layers it loads more ahead than the model can tell.
-    spare = max(8, work.layers) if work.sums else 16
-    left = REGISTER_FILE // (max(1, REGISTER_FILE // ((registers + spare) * num_warps)) * num_warps) // 8 * 8
+    needed = -(-(registers + (max(8, work.layers) if work.sums else MODEL_ERRS)) // 8) * 8
+    left = REGISTER_FILE // (max(1, REGISTER_FILE // (needed * num_warps)) * num_warps) // 8 * 8
     told = left <= min(MOST_REGISTERS, REGISTER_FILE // (resident * num_warps)) and work.layers <= DEEP
     maxnreg = min(left, 248) if not hardware.amd and (told or not work.sums) else None
 

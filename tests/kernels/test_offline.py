@@ -65,6 +65,8 @@ def test_cases_that_once_spilled():
         Case("sm_80", "cross_network_fwd", 32, 14, "fp64", "aligned", **some),  # parameters packed in float64
         Case("sm_90", "cross_network_bwd", 1247, 3, "mixed", "aligned", **some),  # the compiler wants more programs
         Case("sm_90", "cross_logits_bwd", 25, 31, "fp16", "packed", outputs=7, bias=False),  # a deep head's scalars
+        Case("sm_90", "cross_logits_bwd", 8, 13, "fp16/32", "aligned", keep_p=False),  # groups of layers
+        Case("sm_80", "cross_layer_fwd", 82, 11, "fp16", "aligned"),  # a forward pass
     ]
     assert not list(drawn.spills(cases))
 
