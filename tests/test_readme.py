@@ -38,7 +38,7 @@ def test_there_are_five_examples():
 def test_what_the_dataframe_prints(tmp_path, monkeypatch, capsys):
     run("A DataFrame", dict(EXAMPLES)["A DataFrame"], tmp_path, monkeypatch)
     said = capsys.readouterr().out
-    assert "city  categorical  text, 3 different" in said
+    assert "city  categorical  text, 2 different" in said
     assert float(said.splitlines()[-1]) > 0.95
     assert {path.name for path in tmp_path.iterdir()} == {"clicks.onnx"}
 

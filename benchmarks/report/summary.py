@@ -22,11 +22,12 @@ def summary(suites: dict[str, Suite]) -> str:
     on, kind = suite.machine, case.workload
     runs = "One run" if suite.runs == 1 else f"Medians of the medians of {suite.runs} runs"
     lines = [
-        f"Forward and backward pass of {kind['layers']} cross layers: {kind['rows']} rows, {kind['d']} features,"
-        f" {kind['dtype']}.",
+        f"Forward and backward pass of the paper's {kind['layers']} cross layers: {kind['rows']} rows,"
+        f" {kind['d']} features, {kind['dtype']}.",
         tables.markdown(header, rows),
         f"{runs} on {on.get('gpu') or on['processor']}, {on['threads']} threads; in brackets the 20th to 80th"
-        " percentile. [All measurements, with commands, versions and definitions](docs/benchmarks.md).",
+        " percentile of the rounds' ratios. [All measurements, with commands, versions and definitions]"
+        "(docs/benchmarks.md).",
     ]
     return "\n\n".join(lines)
 
