@@ -6,7 +6,7 @@ On a GPU, or in Triton's interpreter, where ``test_triton_interpreter.py`` runs 
 from triton_place import MARKS
 
 from fastcross import plans
-from fastcross.accuracy import OPERATORS, held_to_the_rule
+from fastcross.accuracy import BY_NAME, held_to_the_rule
 from fastcross.kernels.gpu import launch, measured
 from fastcross.plans import Shape, table, tune
 
@@ -36,7 +36,7 @@ def test_the_fastest_is_chosen_kept_and_run(device, tmp_path, monkeypatch):
     measured.write("A GPU", found)
     chosen = []
     monkeypatch.setattr(launch.Plan, "segments", lambda plan, d: chosen.append(plan.tile) or -(-d // plan.columns))
-    operator = next(operator for operator in OPERATORS if operator.name == SHAPE.operator)
+    operator = BY_NAME[SHAPE.operator]
     with launch.using(device, measured.tiles_of("A GPU")):
         compared = held_to_the_rule(operator, operator.draw(*SHAPE[1:5], device), "triton")
     assert all(each.is_right for each in compared)
