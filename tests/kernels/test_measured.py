@@ -15,7 +15,7 @@ from fastcross.kernels.gpu import launch, measured
 from fastcross.kernels.gpu.launch import Work
 from fastcross.kernels.gpu.measured import Entry
 from fastcross.models.dcn import DCN
-from fastcross.plans import Shape, parse_shapes, shape_of
+from fastcross.plans import TUNED, Shape, parse_shapes, shape_of
 
 GPU = "A GPU of 4,000 MHz"
 WORK = Work(4, 4, 6, held=2, moved=3, sums=7, scalars=6)
@@ -120,7 +120,7 @@ def test_shapes():
     found = parse_shapes(["64x30x3"])
     assert Shape("cross_network", 64, 30, 3, torch.bfloat16) in found
     assert Shape("cross_layer", 64, 30, 1) in found
-    assert len(found) == 6
+    assert len(found) == 2 * len(TUNED)  # in two dtypes
     for wrong in ("64x30", "64x30xL", "0x30x3"):
         with pytest.raises(ValueError, match=wrong):
             parse_shapes([wrong])

@@ -78,7 +78,7 @@ def test_the_bias_keeps_its_own_dtype(backend):
     assert b.grad.tolist() == [70_000.0] * 3
 
 
-@pytest.mark.parametrize("operator", RANK_ONE)
+@pytest.mark.parametrize("operator", [name for name in RANK_ONE if "b" in BY_NAME[name].names])
 def test_a_float64_bias_alone_is_summed_in_float64(operator):
     torch.manual_seed(0)
     leaves, place = operands(operator, torch.randn(3000, 5), torch.float32), BY_NAME[operator].names.index("b")

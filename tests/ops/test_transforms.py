@@ -187,11 +187,12 @@ def test_an_ensemble(operator, backend):
     x0, head = torch.randn(6, 5, dtype=torch.float64), torch.randn(2, 5, dtype=torch.float64)
 
     def call(network, x0):
-        if operator == "cross_network":
-            return network(x0)
-        if operator == "cross_logits":
-            return network.logits(x0, head)
-        return fastcross.cross_layer(x0, x0, network.weight[0], network.bias[0], backend=backend)
+        calls = {
+            "cross_layer": lambda: fastcross.cross_layer(x0, x0, network.weight[0], network.bias[0], backend=backend),
+            "cross_network": lambda: network(x0),
+            "cross_logits": lambda: network.logits(x0, head),
+        }
+        return calls[operator]()
 
     class Wrapped(torch.nn.Module):
         def __init__(self, network):
