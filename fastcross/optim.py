@@ -410,8 +410,8 @@ def scale_gradients(values: list[Tensor], norm: Tensor, max_norm: float) -> None
     if values and max_norm < float("inf"):
         # Without reading the norm, which would synchronise; min(1, …) leaves small gradients unchanged.
         factor = torch.clamp(max_norm / (norm + 1e-6), max=1.0).nan_to_num(nan=0.0)
-        for value in values:
-            value.mul_(factor.to(value.device))
+        # Private, for it has no public twin: one launch, where a loop has one for each of 26 tables.
+        torch._foreach_mul_(values, factor)
 
 
 def _zeros(table: Tensor) -> Tensor:

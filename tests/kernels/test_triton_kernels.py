@@ -28,7 +28,7 @@ def few_programs(monkeypatch):
 
 def operands(operator, rows, d, layers, dtype, device, *, bias=True, stride=None, params=None, outputs=2):
     """Rows with ``stride`` elements from one to the next, parameters in a dtype of their own if it is given."""
-    drawn = operands_of(operator, rows, d, layers, outputs, bias=bias, seed=rows + d + layers)
+    drawn = operands_of(operator, rows, d, layers, outputs, bias=bias, seed=rows * d * layers)
     of_rows, between = BY_NAME[operator].rows, (0, (stride or d) - d)
     x = [torch.nn.functional.pad(t, between, value=7.0).to(device, dtype)[:, :d] for t in drawn[:of_rows]]
     return [*x, *(None if t is None else t.to(device, params or dtype) for t in drawn[of_rows:])]
