@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 # oneDNN's linear with packed weights is private, and PyTorch itself uses it in torch.compile alone: (10, 1056) by
 # (1056, 1024) takes 0.25 ms in float32, and 0.39 with MKL's sgemm, which F.linear calls; 64 rows 1.27 and 1.52 (AMD
-# EPYC, one thread; on another one 0.58 and 1.46).
+# EPYC, one thread; an earlier measurement had 0.58 and 1.46).
 _LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
 _PACK = getattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
 ROWS = 64  # for which the weights are packed; other numbers of rows take them as they are
